@@ -1,0 +1,164 @@
+"""Settings: validated when made, frozen afterwards, unknown names refused.
+
+Two objects are enough: `EngineConfig` says which context llama.cpp builds (equal settings mean
+one shared engine), `SamplingParams` says how one request picks its tokens.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+__all__ = ["MAX_SEQUENCES", "EngineConfig", "FlashAttention", "KVType", "SamplingParams"]
+
+MAX_SEQUENCES = 256
+"""llama.cpp's own limit on sequence ids in one context (`LLAMA_MAX_SEQ`, src/llama-cparams.h)."""
+
+
+class FlashAttention(str, Enum):
+    """Which attention kernel the context uses.
+
+    `AUTO` chooses by device: off where everything runs on the CPU, where plain attention decodes
+    a fan-out several times faster, and llama.cpp's own choice where layers are offloaded.
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class KVType(str, Enum):
+    """Number format of the KV cache. Quantised V needs flash attention."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+
+
+class EngineConfig(BaseModel):
+    """What llama.cpp is asked for. Two equal configs share one engine in a process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_path: Path
+    """The GGUF file."""
+    n_ctx: Annotated[int, Field(ge=1)] = 8192
+    """Cells of the one KV pool that all sequences share, in tokens."""
+    n_batch: Annotated[int, Field(ge=1)] = 512
+    """Most tokens given to one step: all decoding branches, then prefill chunks."""
+    n_ubatch: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens computed at once inside a step; None: the same as `n_batch`."""
+    max_sequences: Annotated[int, Field(ge=2, le=MAX_SEQUENCES)] = 64
+    """Sequence ids: resident prefixes plus branches that run at once (`n_seq_max`)."""
+    mixed_prefill_tokens: Annotated[int, Field(ge=1)] = 128
+    """Most prefill tokens in a step that also decodes, so that streams do not stall."""
+    n_threads: Annotated[int, Field(ge=1)] | None = None
+    """Threads for decode steps; None: one for each core this process may use."""
+    n_threads_batch: Annotated[int, Field(ge=1)] | None = None
+    """Threads for prefill steps; None: the same as `n_threads`."""
+    n_gpu_layers: int = 0
+    """Layers to offload; -1: all of them."""
+    device: str | None = None
+    """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded."""
+    flash_attention: FlashAttention = FlashAttention.AUTO
+    """Which attention kernel to use."""
+    kv_type_k: KVType = KVType.F16
+    """Number format of the keys."""
+    kv_type_v: KVType = KVType.F16
+    """Number format of the values."""
+    use_mmap: bool = True
+    """Map the file instead of reading it."""
+    rope_freq_base: Annotated[float, Field(gt=0)] | None = None
+    """RoPE base frequency; None: the model's."""
+    rope_freq_scale: Annotated[float, Field(gt=0)] | None = None
+    """RoPE frequency scale; None: the model's."""
+
+    @field_validator("model_path")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EngineConfig:
+        if self.n_ubatch is not None and self.n_ubatch > self.n_batch:
+            raise ValueError(
+                f"n_ubatch={self.n_ubatch} is more than n_batch={self.n_batch}; lower it."
+            )
+        if self.max_sequences > self.n_batch:
+            raise ValueError(
+                f"max_sequences={self.max_sequences} is more than n_batch={self.n_batch}: "
+                "a step must have room for one token of each branch. Raise n_batch."
+            )
+        quantised_v = self.kv_type_v in (KVType.Q8_0, KVType.Q4_0)
+        if quantised_v and self.flash_attention is FlashAttention.OFF:
+            raise ValueError(
+                f"kv_type_v={self.kv_type_v.value!r} needs flash attention, which is off."
+            )
+        return self
+
+    @property
+    def device_name(self) -> str:
+        """The device that the engine locks for each step."""
+        if self.device is not None:
+            return self.device
+        return "cpu" if self.n_gpu_layers == 0 else "cuda:0"
+
+
+class SamplingParams(BaseModel):
+    """How one request picks its tokens. The order is llama.cpp's own.
+
+    logit bias -> penalties -> grammar -> top_k -> top_p -> min_p -> temperature -> draw.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_tokens: Annotated[int, Field(ge=0)] = 256
+    """Most tokens to generate; 0: only prefill."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """0: greedy, whatever the other settings leave."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens; 0: all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set that holds this much probability; 1: all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Drop tokens less likely than this times the likeliest; 0: none."""
+    repeat_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Divides the logits of tokens seen in the window; 1: off."""
+    frequency_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Taken off a logit for each time its token was seen in the window; 0: off."""
+    presence_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Taken off a logit once if its token was seen in the window; 0: off."""
+    penalty_window_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 64
+    """How many last tokens (prompt and answer) the penalties look at."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    """Seed of the draw. None: a new one each time; the result tells which."""
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    """Added to the logits of these token ids; -inf forbids a token."""
+    stop: tuple[str, ...] = ()
+    """Generation ends before any of these; they are not part of the text."""
+    logprobs: Annotated[int, Field(ge=0, le=64)] | None = None
+    """Report each token's log probability and that many alternatives; None: neither."""
+    grammar: str | None = None
+    """A GBNF grammar with a rule `root`; the text will match it."""
+    ignore_eos: bool = False
+    """Go on to `max_tokens` whatever the model says (for benchmarks)."""
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not text for text in stop):
+            raise ValueError("a stop string is empty; it would end every answer at once.")
+        return stop
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _bias_is_a_number(cls, bias: dict[int, float]) -> dict[int, float]:
+        for token_id, value in bias.items():
+            if value != value or value == float("inf"):
+                raise ValueError(f"logit_bias[{token_id}] is {value}; use a number or -inf.")
+        return bias
