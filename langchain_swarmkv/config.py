@@ -135,7 +135,7 @@ class SamplingParams(BaseModel):
     """Taken off a logit once if its token was seen in the window; 0: off."""
     penalty_window_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 64
     """How many last tokens (prompt and answer) the penalties look at."""
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=(1 << 32) - 1)] | None = None
     """Seed of the draw. None: a new one each time; the result tells which."""
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Added to the logits of these token ids; -inf forbids a token."""
@@ -147,6 +147,12 @@ class SamplingParams(BaseModel):
     """A GBNF grammar with a rule `root`; the text will match it."""
     ignore_eos: bool = False
     """Go on to `max_tokens` whatever the model says (for benchmarks)."""
+
+    @model_validator(mode="after")
+    def _grammar_ends(self) -> SamplingParams:
+        if self.grammar is not None and self.ignore_eos:
+            raise ValueError("a grammar says where the text ends; ignore_eos contradicts it.")
+        return self
 
     @field_validator("stop")
     @classmethod

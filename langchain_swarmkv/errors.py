@@ -26,6 +26,7 @@
     │       ├── DecodeAbortedError    code 2: the abort callback stopped it
     │       ├── InvalidBatchError     code -1: our batch was wrong
     │       └── DecodeFatalError      below -1: part of the batch may be in the cache
+    ├── SnapshotError                 a snapshot is malformed, or its store is closed
     ├── GraphError
     │   ├── UnreachableAnalystError   no document node comes before an analyst
     │   ├── UnboundedCycleError       analysts in a cycle without a bound on its turns
@@ -73,6 +74,7 @@ __all__ = [
     "RequestError",
     "RequestTimeoutError",
     "SequenceError",
+    "SnapshotError",
     "SwarmKVError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
@@ -234,6 +236,10 @@ class InvalidBatchError(DecodeError, RuntimeError):
 
 class DecodeFatalError(DecodeError):
     """A return code below -1: part of the batch may already be in the cache."""
+
+
+class SnapshotError(SwarmKVError, RuntimeError):
+    """A snapshot is malformed, or its store is closed."""
 
 
 class GraphError(SwarmKVError, ValueError):

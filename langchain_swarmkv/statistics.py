@@ -6,7 +6,7 @@ line of time; the others are durations in seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
@@ -119,6 +119,8 @@ class EngineStatistics:
     num_resident_prefixes: int
     num_pinned_prefixes: int
     store_bytes: int
+    prefill_only_tokens: int
+    """Prompt tokens decoded in steps that only prefilled."""
     prefill_seconds: float
     """Time in steps that only prefilled."""
     decode_seconds: float
@@ -127,9 +129,7 @@ class EngineStatistics:
     @property
     def prefill_tokens_per_second(self) -> float | None:
         """Measured over the steps that only prefilled."""
-        return self._prefill_only_tokens / self.prefill_seconds if self.prefill_seconds else None
-
-    _prefill_only_tokens: int = field(default=0, repr=False)
+        return self.prefill_only_tokens / self.prefill_seconds if self.prefill_seconds else None
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,8 @@ class OwnerLockStatistics:
     num_timeouts: int
     wait: PercentileSeconds
     hold: PercentileSeconds
+    num_waiting: int = 0
+    """Threads and tasks of this owner that wait now."""
 
 
 @dataclass(frozen=True)

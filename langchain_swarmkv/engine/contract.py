@@ -126,7 +126,7 @@ class Batch:
         return len(self.tokens)
 
     def add(self, seq_id: int, tokens: Sequence[int], start: int, *, want_logits: bool) -> int:
-        """Append `tokens` at positions `[start, start + len(tokens))`; return the last one's row."""
+        """Append `tokens` at positions `[start, start + len(tokens))`; return the last row."""
         self.tokens.extend(tokens)
         self.positions.extend(range(start, start + len(tokens)))
         self.seq_ids.extend([seq_id] * len(tokens))

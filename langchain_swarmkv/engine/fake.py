@@ -1,0 +1,327 @@
+"""An engine without weights, for tests: of this package and of graphs that use it.
+
+It keeps what a real KV cache would make observable and nothing else: which tokens each sequence
+holds, and logits that depend on every one of them. An answer computed from the wrong prefix is
+therefore a different answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_swarmkv.config import SamplingParams
+from langchain_swarmkv.engine.cells import CellLedger
+from langchain_swarmkv.engine.contract import (
+    Batch,
+    Engine,
+    EngineLimits,
+    ModelFacts,
+    Sampler,
+    SpecialToken,
+    Tokenizer,
+)
+from langchain_swarmkv.errors import (
+    GrammarError,
+    InvalidBatchError,
+    InvalidRequestError,
+    NoRoomError,
+    SequenceError,
+)
+
+__all__ = ["FakeEngine", "FakeTokenizer"]
+
+BOS_ID, START_ID, END_ID = 256, 257, 258
+_VOCABULARY = 259
+_CONTROL = {BOS_ID: "<|bos|>", START_ID: "<|im_start|>", END_ID: "<|im_end|>"}
+_CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_STATE_MAGIC = b"FAKEKV1\n"
+
+# The rolling hash that stands for "all tokens so far" (Knuth's MMIX multiplier).
+_MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
+
+
+class FakeTokenizer(Tokenizer):
+    """One token a byte, and three control tokens."""
+
+    def __init__(
+        self,
+        *,
+        n_ctx_train: int = 4096,
+        chat_template: str | None = _CHATML,
+        adds_bos: bool = False,
+        name: str = "fake",
+    ) -> None:
+        self.n_vocab = _VOCABULARY
+        self.n_ctx_train = n_ctx_train
+        self.name = name
+        self.bos_id = BOS_ID
+        self.eos_id = END_ID
+        self.adds_bos = adds_bos
+        self.chat_template = chat_template
+        self.special_tokens = {
+            text: SpecialToken(token_id, text) for token_id, text in _CONTROL.items()
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """The UTF-8 bytes of the text."""
+        return list(text.encode("utf-8", errors="replace"))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One byte, or nothing for a control token."""
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def is_end(self, token_id: int) -> bool:
+        """Only `<|im_end|>` ends an answer."""
+        return token_id == END_ID
+
+    def readable(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens with the control tokens spelled out."""
+        data = b"".join(
+            _CONTROL[i].encode() if i in _CONTROL else bytes([i]) for i in map(int, token_ids)
+        )
+        return data.decode("utf-8", errors="replace")
+
+
+class FakeEngine(Engine):
+    """A deterministic engine: `FakeEngine(reply="Yes.")` answers everything with "Yes.".
+
+    Args:
+        num_cells: size of the pool in tokens.
+        max_sequences: sequence ids.
+        max_batch_tokens: most tokens a step.
+        n_ctx_train: most positions of one sequence; None: `num_cells`.
+        can_cut: False behaves like a sliding-window or recurrent model: only whole sequences
+            can be forked.
+        reply: every answer, or a function from the readable prompt (control tokens spelled out)
+            to the answer. None: printable noise that depends on the whole prompt.
+        chat_template: the template that the "model" carries.
+        adds_bos: whether prompts start with `<|bos|>`.
+        step_seconds: how long each decode takes.
+        on_decode: called with each batch before it is computed; may wait, or raise to simulate a
+            native failure.
+        device: name of the device lock.
+
+    Attributes:
+        decoded_tokens: tokens given to `decode` so far, those of failed steps not counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_cells: int = 4096,
+        max_sequences: int = 16,
+        max_batch_tokens: int = 512,
+        n_ctx_train: int | None = None,
+        can_cut: bool = True,
+        reply: str | Callable[[str], str] | None = None,
+        chat_template: str | None = _CHATML,
+        adds_bos: bool = False,
+        step_seconds: float = 0.0,
+        on_decode: Callable[[Batch], None] | None = None,
+        device: str = "fake",
+    ) -> None:
+        n_ctx_train = num_cells if n_ctx_train is None else n_ctx_train
+        self._tokenizer = FakeTokenizer(
+            n_ctx_train=n_ctx_train, chat_template=chat_template, adds_bos=adds_bos
+        )
+        self.tokenizer = self._tokenizer
+        self.facts = ModelFacts(
+            name="fake",
+            architecture="fake",
+            identity=hashlib.sha256(_STATE_MAGIC).hexdigest(),
+            n_vocab=_VOCABULARY,
+            n_ctx_train=n_ctx_train,
+            kv_bytes_per_token=4,
+        )
+        self.limits = EngineLimits(
+            num_cells=num_cells,
+            max_sequences=max_sequences,
+            max_batch_tokens=max_batch_tokens,
+            can_cut=can_cut,
+        )
+        self.device = device
+        self.decoded_tokens = 0
+        self.on_decode = on_decode
+        self._reply = reply
+        self._step_seconds = step_seconds
+        self._ledger = CellLedger(num_cells)
+        # One rolling hash for each token of each sequence.
+        self._tokens: list[list[int]] = [[] for _ in range(max_sequences)]
+        self._hashes: list[list[int]] = [[] for _ in range(max_sequences)]
+        self._rows: dict[int, int] = {}
+        self._closed = False
+
+    def decode(self, batch: Batch) -> None:
+        """See `Engine.decode`; also checks what llama.cpp would check, and more."""
+        self._validate(batch)
+        if self.on_decode is not None:
+            self.on_decode(batch)
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        outputs = set(batch.output_rows)
+        self._rows = {}
+        for row, (token, seq_id) in enumerate(zip(batch.tokens, batch.seq_ids, strict=True)):
+            value = self._append(seq_id, token)
+            if row in outputs:
+                self._rows[row] = value
+        self.decoded_tokens += len(batch)
+
+    def _validate(self, batch: Batch) -> None:
+        if self._closed:
+            raise InvalidBatchError("decode after close", return_code=-1)
+        if not 0 < len(batch) <= self.limits.max_batch_tokens:
+            raise InvalidBatchError(
+                f"a batch of {len(batch)} tokens; the limit is {self.limits.max_batch_tokens}.",
+                return_code=-1,
+            )
+        if len(batch) > self._ledger.free:
+            raise NoRoomError(
+                f"a batch of {len(batch)} tokens, {self._ledger.free} cells free.", return_code=1
+            )
+        expected: dict[int, int] = {}
+        for token, position, seq_id in zip(
+            batch.tokens, batch.positions, batch.seq_ids, strict=True
+        ):
+            next_pos = expected.get(seq_id, self.num_tokens(seq_id))
+            if position != next_pos or not 0 <= token < _VOCABULARY:
+                raise InvalidBatchError(
+                    f"token {token} at position {position} of sequence {seq_id}; "
+                    f"its next position is {next_pos}.",
+                    return_code=-1,
+                )
+            expected[seq_id] = next_pos + 1
+
+    def _append(self, seq_id: int, token: int) -> int:
+        hashes = self._hashes[seq_id]
+        previous = hashes[-1] if hashes else 0
+        value = ((previous ^ (token + 1)) * _MULTIPLIER + _INCREMENT) & _MASK
+        hashes.append(value)
+        self._tokens[seq_id].append(token)
+        self._ledger.append(seq_id, 1)
+        return value
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Normal noise on the printable bytes, a small chance for the end, nothing elsewhere."""
+        noise = np.random.default_rng(self._rows[row]).standard_normal(_VOCABULARY)
+        logits = np.full(_VOCABULARY, -1e9, dtype=np.float32)
+        logits[32:127] = noise[32:127]
+        logits[END_ID] = noise[END_ID]
+        return logits
+
+    def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """See `Engine.create_sampler`. A grammar needs a `reply`, which is taken as it is."""
+        outside = [i for i in params.logit_bias if not 0 <= i < _VOCABULARY]
+        if outside:
+            raise InvalidRequestError(
+                f"logit_bias names token {outside[0]}; the vocabulary has {_VOCABULARY}."
+            )
+        if self._reply is not None:
+            text = self._reply
+            if not isinstance(text, str):
+                text = text(self._tokenizer.readable(prompt))
+            return _ReplySampler(text, params.seed or 0)
+        if params.grammar is not None:
+            raise GrammarError(
+                "FakeEngine cannot follow a grammar; give it a reply that matches the grammar."
+            )
+        return _NoiseSampler(self, params)
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        """See `Engine.fork`."""
+        length = self.num_tokens(source)
+        if self.num_tokens(target):
+            raise SequenceError(f"sequence {target} is in use; clear it before a fork into it.")
+        if num_tokens > length or (num_tokens < length and not self.limits.can_cut):
+            raise SequenceError(
+                f"cannot fork {num_tokens} of the {length} tokens of sequence {source}."
+            )
+        self._tokens[target] = self._tokens[source][:num_tokens]
+        self._hashes[target] = self._hashes[source][:num_tokens]
+        self._ledger.fork(source, target, num_tokens)
+
+    def clear(self, seq_id: int) -> None:
+        """See `Engine.clear`."""
+        self._tokens[seq_id] = []
+        self._hashes[seq_id] = []
+        self._ledger.clear(seq_id)
+
+    def num_tokens(self, seq_id: int) -> int:
+        """See `Engine.num_tokens`."""
+        if not 0 <= seq_id < self.limits.max_sequences:
+            raise InvalidBatchError(
+                f"sequence {seq_id} of {self.limits.max_sequences}", return_code=-1
+            )
+        return len(self._tokens[seq_id])
+
+    def save(self, seq_id: int) -> bytes:
+        """See `Engine.save`."""
+        return _STATE_MAGIC + np.asarray(self._tokens[seq_id], dtype="<i4").tobytes()
+
+    def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+        """See `Engine.restore`."""
+        payload = state[len(_STATE_MAGIC) :]
+        if not state.startswith(_STATE_MAGIC) or len(payload) != 4 * num_tokens:
+            raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
+        if self.num_tokens(seq_id):
+            raise SequenceError(f"sequence {seq_id} is in use; clear it before restoring.")
+        if num_tokens > self._ledger.free:
+            raise SequenceError(f"{num_tokens} tokens, {self._ledger.free} cells free.")
+        for token in np.frombuffer(payload, dtype="<i4").tolist():
+            self._append(seq_id, token)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._closed = True
+
+
+class _ReplySampler(Sampler):
+    def __init__(self, text: str, seed: int) -> None:
+        self.seed = seed
+        self._tokens = iter(text.encode("utf-8"))
+
+    def sample(self, row: int) -> int:
+        return next(self._tokens, END_ID)
+
+    def close(self) -> None:
+        self._tokens = iter(b"")
+
+
+class _NoiseSampler(Sampler):
+    def __init__(self, engine: FakeEngine, params: SamplingParams) -> None:
+        self.seed = (
+            params.seed
+            if params.seed is not None
+            else int(np.random.default_rng().integers(1 << 32))
+        )
+        self._engine = engine
+        self._params = params
+        self._draws = np.random.default_rng(self.seed)
+
+    def sample(self, row: int) -> int:
+        params = self._params
+        logits = self._engine.logits(row).astype(np.float64)
+        for token_id, bias in params.logit_bias.items():
+            logits[token_id] += bias
+        if params.temperature == 0:
+            return int(np.argmax(logits))
+        order = np.argsort(-logits, kind="stable")
+        if params.top_k:
+            order = order[: params.top_k]
+        weights = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+        keep = weights >= params.min_p
+        keep &= np.cumsum(weights) - weights < params.top_p * weights.sum()
+        order, weights = order[keep], weights[keep]
+        return int(self._draws.choice(order, p=weights / weights.sum()))
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,301 @@
+"""The engine on llama.cpp: one model, one context, one pool of cells for all sequences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, ModelFacts, Sampler
+from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
+from langchain_swarmkv.errors import InvalidBatchError, SequenceError, UnsupportedModelError
+from langchain_swarmkv.native.context import ContextHandle, ContextSettings
+from langchain_swarmkv.native.library import library_version
+from langchain_swarmkv.native.model import ModelHandle
+from langchain_swarmkv.native.sampler import Candidates, SamplerChain
+
+__all__ = ["LlamaEngine", "available_cores", "weights_digest"]
+
+_STATE_HEADER = struct.Struct("<8s32sQQ")  # magic, identity, tokens, bytes of the native state
+_STATE_MAGIC = b"SWARMKV1"
+_WHOLE_DIGEST_BYTES = 256 << 20
+_BLOCK_BYTES = 64 << 10
+_NUM_BLOCKS = 512
+
+
+class LlamaEngine(Engine):
+    """See `Engine`. Loads in the constructor.
+
+    Raises:
+        ModelError: the file is missing or unusable, or the context cannot be made.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._model: ModelHandle | None = None
+        self._context: ContextHandle | None = None
+        self.tokenizer = LlamaTokenizer(config.model_path)
+        try:
+            self._open(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, config: EngineConfig) -> None:
+        self._model = model = ModelHandle(
+            config.model_path,
+            vocab_only=False,
+            n_gpu_layers=config.n_gpu_layers,
+            use_mmap=config.use_mmap,
+        )
+        if not model.is_decoder:
+            raise UnsupportedModelError(
+                f"{config.model_path} is not a decoder-only model; it cannot continue a prompt.",
+                path=config.model_path,
+            )
+        settings = _context_settings(config)
+        self._context = context = ContextHandle(model, settings)
+        self._candidates = Candidates(model.n_vocab)
+        self._outputs: set[int] = set()
+        self.device = config.device_name
+        self.limits = EngineLimits(
+            num_cells=config.n_ctx,
+            max_sequences=context.n_seq_max,
+            max_batch_tokens=min(context.n_batch, config.n_batch),
+            can_cut=model.can_cut,
+        )
+        self.facts = ModelFacts(
+            name=config.model_path.stem,
+            architecture=model.metadata("general.architecture") or "unknown",
+            identity=_identity(config, settings),
+            n_vocab=model.n_vocab,
+            n_ctx_train=model.n_ctx_train,
+            kv_bytes_per_token=self._measure_cell(),
+        )
+
+    def _measure_cell(self) -> int:
+        """Bytes by which one more token grows a sequence's state: measured, for layouts differ.
+
+        Also touches all weights once, so that the first request does not pay for reading the file.
+        """
+        sizes = []
+        for position in range(2):
+            batch = Batch()
+            batch.add(0, [0], position, want_logits=True)
+            self.decode(batch)
+            sizes.append(self._native.state_size(0))
+        self.clear(0)
+        return max(0, sizes[1] - sizes[0])
+
+    @property
+    def _native(self) -> ContextHandle:
+        assert self._context is not None, "use after close"
+        return self._context
+
+    def decode(self, batch: Batch) -> None:
+        """See `Engine.decode`."""
+        self._validate(batch)
+        self._outputs = set()
+        self._native.decode(batch.tokens, batch.positions, batch.seq_ids, batch.output_rows)
+        self._outputs = set(batch.output_rows)
+
+    def _validate(self, batch: Batch) -> None:
+        if not 0 < len(batch) <= self._native.n_batch:
+            raise InvalidBatchError(
+                f"a batch of {len(batch)} tokens; the limit is {self._native.n_batch}.",
+                return_code=-1,
+            )
+        if min(batch.tokens) < 0 or max(batch.tokens) >= self.tokenizer.n_vocab:
+            raise InvalidBatchError("a token id is outside the vocabulary.", return_code=-1)
+        next_pos: dict[int, int] = {}
+        for position, seq_id in zip(batch.positions, batch.seq_ids, strict=True):
+            expected = next_pos.get(seq_id)
+            if expected is None:
+                expected = self.num_tokens(seq_id)
+            if position != expected:
+                raise InvalidBatchError(
+                    f"position {position} for sequence {seq_id}, whose next is {expected}.",
+                    return_code=-1,
+                )
+            next_pos[seq_id] = expected + 1
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """See `Engine.logits`."""
+        self._check_row(row)
+        return np.array(self._native.logits(row))
+
+    def _check_row(self, row: int) -> None:
+        if row not in self._outputs:
+            raise InvalidBatchError(f"row {row} of the last batch has no logits.", return_code=-1)
+
+    def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
+        """See `Engine.create_sampler`."""
+        assert self._model is not None
+        return _LlamaSampler(self, SamplerChain(self._model, params, prompt))
+
+    def sample(self, chain: SamplerChain, row: int) -> int:
+        """Let a chain choose from a row of the last batch."""
+        self._check_row(row)
+        return chain.sample(self._native, self._candidates, row)
+
+    def fork(self, source: int, target: int, num_tokens: int) -> None:
+        """See `Engine.fork`: `llama_memory_seq_cp` on a unified cache, which moves no bytes."""
+        length = self.num_tokens(source)
+        self._check_empty(target)
+        if not 0 < num_tokens <= length:
+            raise SequenceError(f"cannot fork {num_tokens} of the {length} tokens of {source}.")
+        if num_tokens < length and not self.limits.can_cut:
+            raise SequenceError(
+                f"{self.facts.architecture} sequences can only be forked whole: "
+                f"{num_tokens} of {length} tokens were asked for."
+            )
+        self._native.fork(source, target, None if num_tokens == length else num_tokens)
+
+    def _check_empty(self, seq_id: int) -> None:
+        if self.num_tokens(seq_id):
+            raise SequenceError(f"sequence {seq_id} is in use; clear it first.")
+
+    def clear(self, seq_id: int) -> None:
+        """See `Engine.clear`."""
+        self._check_id(seq_id)
+        self._native.clear(seq_id)
+
+    def num_tokens(self, seq_id: int) -> int:
+        """See `Engine.num_tokens`."""
+        self._check_id(seq_id)
+        return self._native.num_tokens(seq_id)
+
+    def _check_id(self, seq_id: int) -> None:
+        if not 0 <= seq_id < self._native.n_seq_max:
+            raise InvalidBatchError(
+                f"sequence {seq_id}; this context has {self._native.n_seq_max}.", return_code=-1
+            )
+
+    def save(self, seq_id: int) -> bytes:
+        """See `Engine.save`."""
+        num_tokens = self.num_tokens(seq_id)
+        state = self._native.save(seq_id)
+        identity = bytes.fromhex(self.facts.identity)
+        return _STATE_HEADER.pack(_STATE_MAGIC, identity, num_tokens, len(state)) + state
+
+    def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+        """See `Engine.restore`. The header is checked before llama.cpp sees a byte."""
+        self._check_empty(seq_id)
+        payload = self._checked_state(state, num_tokens)
+        if not self._native.restore(seq_id, payload) or self.num_tokens(seq_id) != num_tokens:
+            self.clear(seq_id)
+            raise SequenceError(f"llama.cpp refused a state of {num_tokens} tokens.")
+
+    def _checked_state(self, state: bytes, num_tokens: int) -> memoryview:
+        if len(state) < _STATE_HEADER.size:
+            raise SequenceError(f"a state of {len(state)} bytes is too short to have a header.")
+        magic, identity, saved_tokens, num_bytes = _STATE_HEADER.unpack_from(state)
+        if magic != _STATE_MAGIC:
+            raise SequenceError("not a state that this package saved.")
+        if identity.hex() != self.facts.identity:
+            raise SequenceError("the state belongs to another model or to other settings.")
+        payload = memoryview(state)[_STATE_HEADER.size :]
+        if saved_tokens != num_tokens or num_bytes != len(payload):
+            raise SequenceError(
+                f"the state holds {saved_tokens} tokens in {num_bytes} bytes; expected were "
+                f"{num_tokens} tokens, and there are {len(payload)} bytes."
+            )
+        return payload
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        if self._context is not None:
+            self._context.close()
+        if self._model is not None:
+            self._model.close()
+        self._context = self._model = None
+        self.tokenizer.close()
+
+
+class _LlamaSampler(Sampler):
+    def __init__(self, engine: LlamaEngine, chain: SamplerChain) -> None:
+        self._engine = engine
+        self._chain = chain
+        self.seed = chain.seed
+
+    def sample(self, row: int) -> int:
+        return self._engine.sample(self._chain, row)
+
+    def close(self) -> None:
+        self._chain.close()
+
+
+def _context_settings(config: EngineConfig) -> ContextSettings:
+    n_threads = config.n_threads or available_cores()
+    return ContextSettings(
+        n_ctx=config.n_ctx,
+        n_batch=config.n_batch,
+        n_ubatch=config.n_ubatch or config.n_batch,
+        n_seq_max=config.max_sequences,
+        n_threads=n_threads,
+        n_threads_batch=config.n_threads_batch or n_threads,
+        flash_attention=_flash_attention(config),
+        kv_type_k=config.kv_type_k.value,
+        kv_type_v=config.kv_type_v.value,
+        rope_freq_base=config.rope_freq_base,
+        rope_freq_scale=config.rope_freq_scale,
+    )
+
+
+def _flash_attention(config: EngineConfig) -> bool | None:
+    if config.flash_attention is not FlashAttention.AUTO:
+        return config.flash_attention is FlashAttention.ON
+    if config.kv_type_v in (KVType.Q8_0, KVType.Q4_0):
+        return True
+    return False if config.n_gpu_layers == 0 else None
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, or less if its control group says so."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass  # no control groups of version 2 here
+    return cores
+
+
+def _identity(config: EngineConfig, settings: ContextSettings) -> str:
+    """Digest of all that changes the KV of a token sequence, or the form it is saved in."""
+    parts = {
+        "weights": weights_digest(config.model_path),
+        "kv_types": [settings.kv_type_k, settings.kv_type_v],
+        "flash_attention": settings.flash_attention,
+        "rope": [settings.rope_freq_base, settings.rope_freq_scale],
+        "llama_cpp": library_version(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def weights_digest(path: Path) -> str:
+    """SHA-256 of the file; of a file above 256 MiB, of its size and 512 blocks spread over it.
+
+    The latter takes milliseconds instead of seconds; another fine-tune differs in every block.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        if size <= _WHOLE_DIGEST_BYTES:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        else:
+            for offset in np.linspace(0, size - _BLOCK_BYTES, _NUM_BLOCKS, dtype=np.int64):
+                file.seek(int(offset))
+                digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,69 @@
+"""llama.cpp, loaded once, quietly, and never used on the wrong side of a fork."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from langchain_swarmkv.errors import ForkedProcessError
+
+__all__ = ["last_errors", "library", "library_version"]
+
+_logger = logging.getLogger("langchain_swarmkv.native")
+_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4  # enum ggml_log_level, ggml.h
+_errors: deque[str] = deque(maxlen=20)
+_loaded_in: int | None = None
+
+
+def library() -> ModuleType:
+    """The `llama_cpp` module, its backend initialised and its log routed to `logging`.
+
+    Raises:
+        ForkedProcessError: it was loaded before this process was forked off; its compute threads
+            do not exist here, and the first call that needs them would hang.
+    """
+    if _loaded_in is not None and _loaded_in != os.getpid():
+        raise ForkedProcessError("llama.cpp was loaded by the parent process.")
+    return _load()
+
+
+@functools.cache
+def _load() -> ModuleType:
+    global _loaded_in
+    import llama_cpp
+
+    llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    _loaded_in = os.getpid()
+    return llama_cpp
+
+
+@functools.cache
+def _log_callback(llama_cpp: ModuleType) -> Any:
+    def log(level: int, text: bytes, user_data: object) -> None:
+        message = text.decode("utf-8", errors="replace").strip()
+        if not message:
+            return
+        if level == _GGML_LOG_LEVEL_ERROR:
+            _errors.append(message)
+        # NOTE: debug only: what matters becomes a typed error, and llama.cpp is talkative.
+        _logger.debug("%s", message)
+
+    return llama_cpp.llama_log_callback(log)
+
+
+def last_errors() -> str:
+    """What llama.cpp logged as errors since the last call, oldest first."""
+    text = "; ".join(_errors)
+    _errors.clear()
+    return text
+
+
+def library_version() -> str:
+    """Version of llama-cpp-python, which pins a llama.cpp build."""
+    return str(library().__version__)

@@ -1,0 +1,180 @@
+"""A GGUF file opened by llama.cpp, with or without its weights, and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from langchain_swarmkv.errors import ModelFormatError, ModelLoadError, ModelNotFoundError
+from langchain_swarmkv.native.library import last_errors, library
+
+__all__ = ["ModelHandle", "check_gguf"]
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_HEADER_BYTES = 24  # magic, version u32, tensor count u64, key-value count u64
+
+# enum llama_token_attr, llama.h
+ATTRIBUTE_UNKNOWN, ATTRIBUTE_CONTROL = 1 << 0, 1 << 3
+ATTRIBUTE_LSTRIP, ATTRIBUTE_RSTRIP = 1 << 7, 1 << 8
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse what is plainly no GGUF before native code sees it.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        ModelFormatError: it is no GGUF of a version that llama.cpp reads.
+    """
+    if not path.exists():
+        raise ModelNotFoundError(f"There is no model file at {path}.", path=path)
+    if not path.is_file():
+        raise ModelFormatError(f"{path} is not a file.", path=path)
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError as error:
+        raise ModelFormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
+    if len(header) < _HEADER_BYTES or header[:4] != _MAGIC:
+        raise ModelFormatError(
+            f"{path} is not a GGUF file: it begins with {header[:4]!r}, not {_MAGIC!r}.", path=path
+        )
+    version = int.from_bytes(header[4:8], "little")
+    if version not in _VERSIONS:
+        raise ModelFormatError(
+            f"{path} has GGUF version {version}; llama.cpp reads {_VERSIONS}.", path=path
+        )
+
+
+class ModelHandle:
+    """Owns a `llama_model`. Its vocabulary calls are thread safe; `close` is not.
+
+    Raises:
+        ModelError: the file is missing, no GGUF, or llama.cpp refuses it.
+    """
+
+    def __init__(
+        self, path: Path, *, vocab_only: bool, n_gpu_layers: int = 0, use_mmap: bool = True
+    ) -> None:
+        check_gguf(path)
+        llama_cpp = library()
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = vocab_only
+        params.n_gpu_layers = n_gpu_layers
+        if not use_mmap:
+            params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+        last_errors()
+        self.pointer: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self.pointer:
+            raise ModelLoadError(
+                f"llama.cpp could not load {path}: {last_errors() or 'no reason given'}.", path=path
+            )
+        self.path = path
+        self.vocabulary: Any = llama_cpp.llama_model_get_vocab(self.pointer)
+        self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self.vocabulary))
+        self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self.pointer))
+
+    def metadata(self, key: str) -> str | None:
+        """A value of the GGUF's metadata as text."""
+        buffer = ctypes.create_string_buffer(1024)
+        length = library().llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", errors="replace") if length >= 0 else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default chat template, if the file has one."""
+        text = library().llama_model_chat_template(self.pointer, None)
+        return text.decode("utf-8", errors="replace") if text else None
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether sequences of this model can be cut at any length.
+
+        Sliding windows forget what lies behind them, recurrent states hold only their end.
+        """
+        llama_cpp = library()
+        return not (
+            llama_cpp.llama_model_n_swa(self.pointer) > 0
+            or llama_cpp.llama_model_is_recurrent(self.pointer)
+            or llama_cpp.llama_model_is_hybrid(self.pointer)
+        )
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether the model generates text by decoding alone."""
+        llama_cpp = library()
+        return bool(
+            llama_cpp.llama_model_has_decoder(self.pointer)
+            and not llama_cpp.llama_model_has_encoder(self.pointer)
+        )
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether prompts start with the start token."""
+        return bool(library().llama_vocab_get_add_bos(self.vocabulary))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The start token."""
+        token_id = int(library().llama_vocab_bos(self.vocabulary))
+        return token_id if token_id >= 0 else None
+
+    @property
+    def eos_id(self) -> int | None:
+        """The end token."""
+        token_id = int(library().llama_vocab_eos(self.vocabulary))
+        return token_id if token_id >= 0 else None
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether the token ends a generation."""
+        return bool(library().llama_vocab_is_eog(self.vocabulary, token_id))
+
+    def attributes(self, token_id: int) -> int:
+        """Bits of `enum llama_token_attr`."""
+        return int(library().llama_vocab_get_attr(self.vocabulary, token_id))
+
+    def token_text(self, token_id: int) -> str:
+        """The vocabulary's own spelling of a token."""
+        text = library().llama_vocab_get_text(self.vocabulary, token_id)
+        return text.decode("utf-8", errors="replace") if text else ""
+
+    def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Token ids, without start and end tokens."""
+        data = text.encode("utf-8", errors="replace")
+        if not data:
+            return []
+        tokenize = library().llama_tokenize
+        capacity = len(data) + 8
+        while True:
+            ids = np.empty(capacity, dtype=np.int32)
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            count = int(
+                tokenize(self.vocabulary, data, len(data), pointer, capacity, False, parse_special)
+            )
+            if count >= 0:
+                result: list[int] = ids[:count].tolist()
+                return result
+            capacity = -count
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text; none for control tokens."""
+        capacity = 64
+        while True:
+            buffer = ctypes.create_string_buffer(capacity)
+            length = int(
+                library().llama_token_to_piece(
+                    self.vocabulary, token_id, buffer, capacity, 0, False
+                )
+            )
+            if length >= 0:
+                return buffer.raw[:length]
+            capacity = -length
+
+    def close(self) -> None:
+        """Free the model; harmless twice. Contexts made from it must be gone."""
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            library().llama_model_free(pointer)

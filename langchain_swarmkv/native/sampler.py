@@ -1,0 +1,165 @@
+"""llama.cpp's sampler chain for one request.
+
+Candidates are given to the chain by hand, and its choice is looked at before the chain accepts it:
+`llama_sampler_sample` does both at once, and ends the process when a grammar allows no token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from langchain_swarmkv.config import SamplingParams
+from langchain_swarmkv.errors import GrammarError, InvalidRequestError
+from langchain_swarmkv.native.context import ContextHandle
+from langchain_swarmkv.native.library import last_errors, library
+from langchain_swarmkv.native.model import ModelHandle
+
+__all__ = ["Candidates", "SamplerChain"]
+
+# struct llama_token_data, llama.h
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Candidates:
+    """The `llama_token_data_array` that all chains of a context use in turn."""
+
+    def __init__(self, n_vocab: int) -> None:
+        llama_cpp = library()
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._data = np.zeros(n_vocab, dtype=_CANDIDATE)
+        self._pointer = self._data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
+        self._array = llama_cpp.llama_token_data_array()
+        self.reference = ctypes.byref(self._array)
+
+    def fill(self, logits: Any) -> None:
+        """One candidate for each token of the vocabulary."""
+        self._data["id"] = self._ids  # samplers reorder
+        self._data["logit"] = logits
+        self._array.data = self._pointer
+        self._array.size = len(self._data)
+        self._array.selected = -1
+        self._array.sorted = False
+
+    def selected(self) -> tuple[int, float] | None:
+        """(token id, logit) of the chain's choice, if it made one."""
+        index = int(self._array.selected)
+        if not 0 <= index < self._array.size:
+            return None
+        chosen = self._array.data[index]
+        return int(chosen.id), float(chosen.logit)
+
+
+class SamplerChain:
+    """Owns a `llama_sampler` chain. Use it on the engine thread only.
+
+    Raises:
+        GrammarError: llama.cpp does not accept the grammar.
+        InvalidRequestError: a biased token id is outside the vocabulary.
+    """
+
+    def __init__(self, model: ModelHandle, params: SamplingParams, prompt: Sequence[int]) -> None:
+        llama_cpp = library()
+        self.seed = params.seed if params.seed is not None else secrets.randbits(31)
+        self._has_grammar = params.grammar is not None
+        self._pointer: Any = llama_cpp.llama_sampler_chain_init(
+            llama_cpp.llama_sampler_chain_default_params()
+        )
+        try:
+            for part in self._parts(model, params, prompt):
+                llama_cpp.llama_sampler_chain_add(self._pointer, part)
+        except BaseException:
+            self.close()
+            raise
+
+    def _parts(
+        self, model: ModelHandle, params: SamplingParams, prompt: Sequence[int]
+    ) -> list[Any]:
+        llama_cpp = library()
+        parts: list[Any] = []
+        if params.logit_bias:
+            parts.append(_logit_bias(model, params.logit_bias))
+        window = params.penalty_window_tokens
+        if window and (
+            params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
+        ):
+            penalties = llama_cpp.llama_sampler_init_penalties(
+                model.n_vocab,
+                window,
+                params.repeat_penalty,
+                params.frequency_penalty,
+                params.presence_penalty,
+            )
+            for token_id in prompt[-window:]:
+                llama_cpp.llama_sampler_accept(penalties, token_id)
+            parts.append(penalties)
+        if params.grammar is not None:
+            parts.append(_grammar(model, params.grammar))
+        if params.temperature == 0:
+            return [*parts, llama_cpp.llama_sampler_init_greedy()]
+        if params.top_k:
+            parts.append(llama_cpp.llama_sampler_init_top_k(params.top_k))
+        if params.top_p < 1:
+            parts.append(llama_cpp.llama_sampler_init_top_p(params.top_p, 1))
+        if params.min_p > 0:
+            parts.append(llama_cpp.llama_sampler_init_min_p(params.min_p, 1))
+        parts.append(llama_cpp.llama_sampler_init_temp(params.temperature))
+        return [*parts, llama_cpp.llama_sampler_init_dist(self.seed)]
+
+    def sample(self, context: ContextHandle, candidates: Candidates, row: int) -> int:
+        """Choose a token from a row of the last batch and take it into the chain's state.
+
+        Raises:
+            GrammarError: no token is allowed here.
+            InvalidRequestError: logit biases forbid every token.
+        """
+        llama_cpp = library()
+        candidates.fill(context.logits(row))
+        llama_cpp.llama_sampler_apply(self._pointer, candidates.reference)
+        chosen = candidates.selected()
+        if chosen is None or not np.isfinite(chosen[1]):
+            raise self._nothing_allowed()
+        llama_cpp.llama_sampler_accept(self._pointer, chosen[0])
+        return chosen[0]
+
+    def _nothing_allowed(self) -> GrammarError | InvalidRequestError:
+        if self._has_grammar:
+            return GrammarError(
+                "The grammar allows no token of this vocabulary here; check that it can end, and "
+                "that logit_bias does not forbid what it needs."
+            )
+        return InvalidRequestError(
+            "No token has a finite logit: logit_bias forbids all of them, or the model is damaged."
+        )
+
+    def close(self) -> None:
+        """Free the chain and its parts; harmless twice."""
+        pointer, self._pointer = self._pointer, None
+        if pointer:
+            library().llama_sampler_free(pointer)
+
+
+def _logit_bias(model: ModelHandle, bias: dict[int, float]) -> Any:
+    llama_cpp = library()
+    for token_id in bias:
+        if not 0 <= token_id < model.n_vocab:
+            raise InvalidRequestError(
+                f"logit_bias names token {token_id}; the vocabulary has {model.n_vocab}.",
+                token_id=token_id,
+            )
+    entries = (llama_cpp.llama_logit_bias * len(bias))(*bias.items())
+    return llama_cpp.llama_sampler_init_logit_bias(model.n_vocab, len(bias), entries)
+
+
+def _grammar(model: ModelHandle, grammar: str) -> Any:
+    llama_cpp = library()
+    last_errors()
+    pointer = llama_cpp.llama_sampler_init_grammar(model.vocabulary, grammar.encode(), b"root")
+    if not pointer:
+        reason = last_errors() or "it does not parse, or has no rule named root"
+        raise GrammarError(f"llama.cpp refuses the grammar: {reason}.", grammar=grammar)
+    return pointer

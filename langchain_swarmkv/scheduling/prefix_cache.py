@@ -1,0 +1,357 @@
+"""Which sequences are in the pool, what they share, and who must go when room is needed.
+
+A sequence id is in one of three states:
+
+    free       empty, in `_free`
+    running    opened for a request; its whole prompt is indexed from the start, so that others
+               can see what it is going to compute
+    resident   left behind by a request: a prefix to fork from, pinned or not
+
+Only unpinned residents are ever evicted. A resident worth keeping is saved to the host's store
+first, if its tokens are not also held by another sequence.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from langchain_swarmkv.engine.cells import CellLedger
+from langchain_swarmkv.engine.contract import Engine
+from langchain_swarmkv.errors import SequenceError
+from langchain_swarmkv.snapshots.prefix_index import PrefixIndex
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.store import SnapshotStore
+
+__all__ = ["CacheCounters", "PrefixCache", "PrefixMatch"]
+
+MIN_SPILL_TOKENS = 32
+"""Shorter prefixes are recomputed sooner than they are worth a place in the store."""
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """A sequence that shares the first `num_tokens` tokens of a prompt."""
+
+    seq_id: int
+    num_tokens: int
+
+
+@dataclass
+class CacheCounters:
+    """Counted since the engine started."""
+
+    num_forks: int = 0
+    num_evictions: int = 0
+    num_spills: int = 0
+    num_restores: int = 0
+
+
+@dataclass
+class _Resident:
+    namespace: str
+    pins: set[str] = field(default_factory=set)
+    last_used: int = 0
+
+
+class PrefixCache:
+    """The sequences of one engine. Not thread safe: the scheduler serialises all calls."""
+
+    def __init__(self, engine: Engine, store: SnapshotStore) -> None:
+        self._engine = engine
+        self._store = store
+        self._can_cut = engine.limits.can_cut
+        self._ledger = CellLedger(engine.limits.num_cells)
+        self._running_index: PrefixIndex[int] = PrefixIndex()
+        self._resident_index: PrefixIndex[int] = PrefixIndex()
+        self._free = list(range(engine.limits.max_sequences))
+        self._residents: dict[int, _Resident] = {}
+        self._running: dict[int, str] = {}
+        self._clock = itertools.count(1)
+        self.counters = CacheCounters()
+
+    # -- looking up ------------------------------------------------------------------------------
+
+    def computed_match(self, namespace: str, tokens: Sequence[int]) -> PrefixMatch | None:
+        """The sequence to fork for the longest computed prefix of `tokens`.
+
+        Where the model cannot cut sequences, only whole ones are offered.
+        """
+        best: PrefixMatch | None = None
+        for index in (self._resident_index, self._running_index):
+            for found in (
+                index.longest(namespace, tokens),
+                None if self._can_cut else index.longest_whole(namespace, tokens),
+            ):
+                for seq_id in found.holders if found else ():
+                    num_tokens = self._forkable(seq_id, found.num_tokens if found else 0)
+                    if num_tokens > (best.num_tokens if best else 0):
+                        best = PrefixMatch(seq_id, num_tokens)
+        return best
+
+    def _forkable(self, seq_id: int, shared: int) -> int:
+        written = self._ledger.num_tokens(seq_id)
+        if self._can_cut:
+            return min(written, shared)
+        return written if written <= shared else 0
+
+    def planned_match(self, namespace: str, tokens: Sequence[int]) -> PrefixMatch | None:
+        """The running sequence that is going to compute the longest prefix of `tokens`.
+
+        Only one that has not come that far yet: its prefill is worth waiting for.
+        """
+        found = self._running_index.longest(namespace, tokens)
+        if found is None:
+            return None
+        ahead = [s for s in found.holders if self._ledger.num_tokens(s) < found.num_tokens]
+        if not ahead:
+            return None
+        return PrefixMatch(max(ahead, key=self._ledger.num_tokens), found.num_tokens)
+
+    def num_written(self, seq_id: int) -> int | None:
+        """Tokens of a running sequence; None if it runs no more."""
+        return self._ledger.num_tokens(seq_id) if seq_id in self._running else None
+
+    def is_resident(self, namespace: str, tokens: Sequence[int]) -> bool:
+        """Whether all of `tokens` could be forked now."""
+        found = self.computed_match(namespace, tokens)
+        return found is not None and found.num_tokens == len(tokens)
+
+    # -- room ------------------------------------------------------------------------------------
+
+    def free_cells_after_eviction(self) -> int:
+        """Cells that would be free if every unpinned resident left."""
+        held = [seq_id for seq_id, resident in self._residents.items() if resident.pins]
+        return self._ledger.num_cells - self._ledger.distinct([*held, *self._running])
+
+    def make_room(self, num_cells: int) -> bool:
+        """Evict unpinned residents, least recently used first, until `num_cells` are free.
+
+        False: not even without all of them; then none is evicted.
+        """
+        if num_cells > self.free_cells_after_eviction():
+            return False
+        while self._ledger.free < num_cells:
+            victim = self._victim(None, needs_cells=True)
+            assert victim is not None  # free_cells_after_eviction counted on it
+            self._evict(victim)
+        return True
+
+    def _victim(self, spare: int | None, *, needs_cells: bool) -> int | None:
+        def cost(seq_id: int) -> tuple[bool, bool, int]:
+            frees_nothing = needs_cells and self._ledger.exclusive(seq_id) == 0
+            is_lost = self._own_tokens(seq_id) > 0
+            return frees_nothing, is_lost, self._residents[seq_id].last_used
+
+        idle = [s for s, resident in self._residents.items() if not resident.pins and s != spare]
+        return min(idle, key=cost, default=None)
+
+    def _own_tokens(self, seq_id: int) -> int:
+        """Tokens of a resident that no other resident holds."""
+        return self._ledger.num_tokens(seq_id) - self._resident_index.covered(seq_id)
+
+    def _evict(self, seq_id: int) -> None:
+        own, total = self._own_tokens(seq_id), self._ledger.num_tokens(seq_id)
+        # A snapshot holds the whole sequence: worth it only if much of it is nowhere else.
+        if own >= MIN_SPILL_TOKENS and 4 * own >= total:
+            self._spill(seq_id)
+        self.close(seq_id)
+        self.counters.num_evictions += 1
+
+    def _spill(self, seq_id: int) -> None:
+        snapshot = KVSnapshot(
+            identity=self._engine.facts.identity,
+            namespace=self._residents[seq_id].namespace,
+            tokens=tuple(self._resident_index.tokens_of(seq_id)),
+            state=self._engine.save(seq_id),
+        )
+        self.counters.num_spills += self._store.put(snapshot)
+
+    # -- opening and closing sequences -----------------------------------------------------------
+
+    def open(
+        self, namespace: str, tokens: Sequence[int], match: PrefixMatch | None
+    ) -> tuple[int, int] | None:
+        """Take a sequence id for a request that will hold `tokens`, forked from `match` if any.
+
+        Returns:
+            (seq_id, number of tokens shared), or None if no sequence id can be had.
+        """
+        seq_id = self._take_id(match.seq_id if match else None)
+        if seq_id is None and match is not None:
+            # Only the matched prefix could make way: then do without it.
+            match, seq_id = None, self._take_id(None)
+        if seq_id is None:
+            return None
+        shared = 0
+        if match is not None:
+            shared = match.num_tokens
+            self._fork(match.seq_id, seq_id, shared)
+            if match.seq_id in self._residents:
+                self._residents[match.seq_id].last_used = next(self._clock)
+        self._running[seq_id] = namespace
+        self._running_index.insert(namespace, tokens, seq_id)
+        return seq_id, shared
+
+    def _take_id(self, spare: int | None) -> int | None:
+        if not self._free:
+            victim = self._victim(spare, needs_cells=False)
+            if victim is None:
+                return None
+            self._evict(victim)
+        return heapq.heappop(self._free)
+
+    def _fork(self, source: int, target: int, num_tokens: int) -> None:
+        try:
+            self._engine.fork(source, target, num_tokens)
+        except BaseException:
+            heapq.heappush(self._free, target)
+            raise
+        self._ledger.fork(source, target, num_tokens)
+        self.counters.num_forks += 1
+
+    def written(self, seq_id: int, num_tokens: int) -> None:
+        """Note that a decode appended `num_tokens` to a running sequence."""
+        self._ledger.append(seq_id, num_tokens)
+
+    def close(self, seq_id: int) -> None:
+        """Empty a sequence, running or resident, and free its id."""
+        self._running_index.remove(seq_id)
+        self._resident_index.remove(seq_id)
+        self._ledger.clear(seq_id)
+        self._running.pop(seq_id, None)
+        self._residents.pop(seq_id, None)
+        self._engine.clear(seq_id)
+        heapq.heappush(self._free, seq_id)
+
+    def keep(self, seq_id: int, tokens: Sequence[int], pin: str | None) -> None:
+        """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
+        if pin is not None and pin in self.pins:
+            pin = None
+        if not tokens or (pin is None and self._is_redundant(self._running[seq_id], tokens)):
+            self.close(seq_id)
+            return
+        namespace = self._running.pop(seq_id)
+        self._running_index.remove(seq_id)
+        self._add_resident(seq_id, namespace, tokens)
+        if pin is not None:
+            self._residents[seq_id].pins.add(pin)
+
+    def _add_resident(self, seq_id: int, namespace: str, tokens: Sequence[int]) -> None:
+        self._resident_index.insert(namespace, tokens, seq_id)
+        self._residents[seq_id] = _Resident(namespace, last_used=next(self._clock))
+
+    def _is_redundant(self, namespace: str, tokens: Sequence[int]) -> bool:
+        found = (
+            self._resident_index.longest(namespace, tokens)
+            if self._can_cut
+            else self._resident_index.longest_whole(namespace, tokens)
+        )
+        return found is not None and found.num_tokens == len(tokens)
+
+    def keep_branch_point(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Leave a resident copy of a running sequence as it is now, for others to fork from.
+
+        Needed where sequences cannot be cut: the running one will not stay at this length.
+        Without a sequence id to spare nothing happens, and the others prefill by themselves.
+        """
+        namespace = self._running[seq_id]
+        target = self._take_id(None)
+        if target is None:
+            return
+        self._fork(seq_id, target, len(tokens))
+        self._add_resident(target, namespace, tokens)
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def restore(self, namespace: str, tokens: Sequence[int], min_tokens: int) -> bool:
+        """Bring back a snapshot that shares at least `min_tokens` tokens, as a resident.
+
+        False: there is none, or it does not fit beside what may not leave.
+        """
+        found = self._store.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
+        if found is None:
+            return False
+        snapshot = found.snapshot
+        if snapshot.num_tokens > self.free_cells_after_eviction():
+            return False
+        seq_id = self._take_id(None)
+        if seq_id is None:
+            return False
+        if not self.make_room(snapshot.num_tokens):
+            heapq.heappush(self._free, seq_id)
+            return False
+        try:
+            self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens)
+        except SequenceError:
+            # NOTE: a state that does not load will not load the next time either.
+            self._store.remove(snapshot.key)
+            heapq.heappush(self._free, seq_id)
+            return False
+        self._ledger.append(seq_id, snapshot.num_tokens)
+        self._add_resident(seq_id, namespace, snapshot.tokens)
+        self.counters.num_restores += 1
+        return True
+
+    # -- pins and numbers ------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> set[str]:
+        """All pin keys in force."""
+        return {pin for resident in self._residents.values() for pin in resident.pins}
+
+    def release(self, pin: str) -> bool:
+        """Drop a pin; its prefix stays until room is needed. False: there was no such pin."""
+        for resident in self._residents.values():
+            if pin in resident.pins:
+                resident.pins.discard(pin)
+                return True
+        return False
+
+    @property
+    def cells_used(self) -> int:
+        """Cells in use, shared ones counted once."""
+        return self._ledger.used
+
+    @property
+    def cells_pinned(self) -> int:
+        """Cells of pinned residents."""
+        return self._ledger.distinct([s for s, r in self._residents.items() if r.pins])
+
+    @property
+    def cells_idle(self) -> int:
+        """Cells that would be freed if every unpinned resident left."""
+        return self._ledger.used - (self._ledger.num_cells - self.free_cells_after_eviction())
+
+    @property
+    def sequences_used(self) -> int:
+        """Sequence ids that are not free."""
+        return self._engine.limits.max_sequences - len(self._free)
+
+    @property
+    def num_residents(self) -> int:
+        """Resident prefixes, pinned ones included."""
+        return len(self._residents)
+
+    @property
+    def num_pinned(self) -> int:
+        """Pinned resident prefixes."""
+        return sum(bool(resident.pins) for resident in self._residents.values())
+
+    def clear_idle(self) -> None:
+        """Drop every unpinned resident, without saving any."""
+        for seq_id in [s for s, resident in self._residents.items() if not resident.pins]:
+            self.close(seq_id)
+
+    def check(self) -> None:
+        """Compare the books with each other and with the engine; AssertionError if they differ."""
+        self._ledger.check()
+        self._running_index.check()
+        self._resident_index.check()
+        named = sorted([*self._free, *self._running, *self._residents])
+        assert named == list(range(self._engine.limits.max_sequences)), named
+        for seq_id in named:
+            held, real = self._ledger.num_tokens(seq_id), self._engine.num_tokens(seq_id)
+            assert held == real, f"sequence {seq_id}: {held} tokens in the ledger, {real} in truth"

@@ -1,0 +1,458 @@
+"""Who runs next. `Scheduler.step` is schedule -> decode -> commit; one thread calls it.
+
+A request waits until its sequence id and all its cells are granted (`admission`), then its prompt
+is computed in chunks (`prefill`), then one token a step (`decode`). A batch holds one token of each
+decoding request first and prefill chunks after, so that answers stream while a document is read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from langchain_swarmkv.engine.contract import Batch, Engine
+from langchain_swarmkv.errors import (
+    ContextBudgetError,
+    DecodeError,
+    EngineClosedError,
+    NoRoomError,
+    RequestCancelledError,
+    SwarmKVError,
+)
+from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
+from langchain_swarmkv.scheduling.request import (
+    FinishReason,
+    Request,
+    RequestStatus,
+    TokenLogprob,
+)
+from langchain_swarmkv.snapshots.store import SnapshotStore
+from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
+
+__all__ = ["Scheduler"]
+
+MIN_SHARED_TOKENS = 16
+"""A shorter common prefix is neither waited for nor restored: computing it is as quick."""
+
+
+@dataclass
+class _Counters:
+    num_finished: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_cached_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    peak_running: int = 0
+    prefill_seconds: float = 0.0
+    prefill_only_tokens: int = 0
+    decode_seconds: float = 0.0
+
+
+@dataclass
+class _Part:
+    """One request's tokens in a step's batch."""
+
+    request: Request
+    num_tokens: int
+    row: int | None
+    """The batch row to sample from, if this part ends where a token is due."""
+
+
+@dataclass
+class _Plan:
+    batch: Batch = field(default_factory=Batch)
+    parts: list[_Part] = field(default_factory=list)
+    num_decode_tokens: int = 0
+
+    def add(self, request: Request, tokens: list[int], *, want_logits: bool) -> None:
+        row = self.batch.add(request.seq_id, tokens, request.num_written, want_logits=want_logits)
+        self.parts.append(_Part(request, len(tokens), row if want_logits else None))
+
+
+class Scheduler:
+    """Requests and sequences of one engine.
+
+    `lock` guards the books, not the engine: it is held while a step is planned and committed, never
+    while the model computes, so that statistics can be read at any time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: SnapshotStore,
+        *,
+        mixed_prefill_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lock = threading.RLock()
+        self._engine = engine
+        self._store = store
+        self._mixed_prefill_tokens = mixed_prefill_tokens
+        self._clock = clock
+        self._started = clock()
+        self.cache = PrefixCache(engine, store)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._counters = _Counters()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the engine started."""
+        return self._clock() - self._started
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not been admitted."""
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        with self.lock:
+            self._waiting.append(request)
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Advance every running request by one token or one prefill chunk."""
+        with self.lock:
+            self.reap()
+            self._admit()
+            plan = self._plan()
+        if not plan.parts:
+            return
+        started = self._clock()
+        try:
+            self._decode(plan)
+        except DecodeError as error:
+            with self.lock:
+                self._fail_step(plan, error)
+            return
+        with self.lock:
+            self._count(plan, self._clock() - started)
+            for part in plan.parts:
+                self._commit(part)
+
+    def reap(self) -> None:
+        """End the requests that were cancelled or have run out of time."""
+        now = self.now
+        for request in [*self._running, *self._waiting]:
+            if request.cancelled:
+                message = f"{request.name!r} was cancelled."
+                self._abandon(request, RequestCancelledError(message))
+                self._counters.num_cancelled += 1
+            elif error := request.deadline_error(now):
+                self._abandon(request, error)
+
+    # -- admission -------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Admit in order of arrival, as far as sequence ids and cells reach.
+
+        One that waits for another's prefill lets later ones pass; one that waits for room does not,
+        or a large request would never get its turn.
+        """
+        for request in list(self._waiting):
+            if self._is_prefix_pending(request):
+                continue
+            try:
+                admitted = self._try_admit(request)
+            except SwarmKVError as error:
+                self._abandon(request, error)
+                continue
+            if request.waits_for is not None:
+                continue
+            if not admitted:
+                if self._running:
+                    break
+                self._abandon(request, self._pinned_error(request))
+
+    def _is_prefix_pending(self, request: Request) -> bool:
+        if request.waits_for is None:
+            return False
+        seq_id, num_tokens = request.waits_for
+        written = self.cache.num_written(seq_id)
+        if written is not None and written < num_tokens:
+            return True
+        request.waits_for = None
+        return False
+
+    def _try_admit(self, request: Request) -> bool:
+        # At least the last prompt token is computed, for its logits; a prefill-only request needs
+        # none.
+        generates = request.params.max_tokens > 0
+        reusable = request.tokens[:-1] if generates else request.tokens
+        match = self.cache.computed_match(request.namespace, reusable)
+        shared = match.num_tokens if match else 0
+        planned = self.cache.planned_match(request.namespace, reusable)
+        if planned is not None and planned.num_tokens >= shared + MIN_SHARED_TOKENS:
+            self._wait_for(request, planned)
+            return False
+        source = PrefixSource.RESIDENT if match else PrefixSource.NONE
+        if self.cache.restore(request.namespace, reusable, shared + MIN_SHARED_TOKENS):
+            match = self.cache.computed_match(request.namespace, reusable)
+            source = PrefixSource.MEMORY
+        return self._open(request, match, source)
+
+    def _wait_for(self, request: Request, planned: PrefixMatch) -> None:
+        request.waits_for = planned.seq_id, planned.num_tokens
+        for leader in self._running:
+            if leader.seq_id == planned.seq_id:
+                leader.branch_points.add(planned.num_tokens)
+
+    def _open(self, request: Request, match: PrefixMatch | None, source: PrefixSource) -> bool:
+        promised = request.max_total_tokens + sum(r.reserved_cells for r in self._running)
+        shared = match.num_tokens if match else 0
+        if promised - shared > self.cache.free_cells_after_eviction():
+            return False
+        opened = self.cache.open(request.namespace, request.tokens, match)
+        if opened is None:
+            return False
+        # Exact now: the cells shared with a prefix that may leave count as this sequence's own.
+        seq_id, shared = opened
+        if not self.cache.make_room(promised - shared):
+            self.cache.close(seq_id)
+            return False
+        self._start(request, seq_id, shared, source)
+        return True
+
+    def _start(self, request: Request, seq_id: int, shared: int, source: PrefixSource) -> None:
+        self._waiting.remove(request)
+        self._running.append(request)
+        request.status = RequestStatus.PREFILL
+        request.seq_id = seq_id
+        request.num_cached_tokens = request.num_written = shared
+        request.prefix_source = source if shared else PrefixSource.NONE
+        request.admitted_at = self.now
+        counters = self._counters
+        counters.prefix_cache_queries += 1
+        counters.prefix_cache_hits += shared > 0
+        counters.num_cached_tokens += shared
+        counters.peak_running = max(counters.peak_running, len(self._running))
+        if request.params.max_tokens:
+            request.sampler = self._engine.create_sampler(request.params, request.tokens)
+            request.seed = request.sampler.seed
+        if not request.remaining_prompt:
+            self._finish(request, "length")
+
+    def _pinned_error(self, request: Request) -> ContextBudgetError:
+        pinned = self.cache.cells_pinned
+        total = self._engine.limits.num_cells
+        return ContextBudgetError(
+            f"{request.name!r} needs {request.max_total_tokens} cells (prompt and max_tokens), but "
+            f"pinned prefixes hold {pinned} of n_ctx={total} and nothing else is left to wait for. "
+            "Release a pinned document, or raise n_ctx.",
+            needed_tokens=request.max_total_tokens,
+            limit_tokens=total - pinned,
+            limit_name="n_ctx",
+        )
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def _plan(self) -> _Plan:
+        plan = _Plan()
+        for request in self._running:
+            if request.status is RequestStatus.DECODE:
+                plan.add(request, request.output_tokens[-1:], want_logits=True)
+        plan.num_decode_tokens = len(plan.batch)
+        budget = self._engine.limits.max_batch_tokens - len(plan.batch)
+        if plan.num_decode_tokens:
+            budget = min(budget, self._mixed_prefill_tokens)
+        for request in self._running:
+            if request.status is RequestStatus.PREFILL and budget > 0:
+                budget -= self._add_chunk(plan, request, budget)
+        return plan
+
+    def _add_chunk(self, plan: _Plan, request: Request, budget: int) -> int:
+        start = request.num_written
+        end = min(start + budget, request.next_stop())
+        is_last = end == request.num_prompt_tokens and request.params.max_tokens > 0
+        plan.add(request, request.tokens[start:end], want_logits=is_last)
+        return end - start
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def _decode(self, plan: _Plan) -> None:
+        try:
+            self._engine.decode(plan.batch)
+        except NoRoomError:
+            # The ledger promised room, so this is a surprise: let go of what is idle, once.
+            with self.lock:
+                self.cache.clear_idle()
+            self._engine.decode(plan.batch)
+
+    def _fail_step(self, plan: _Plan, error: DecodeError) -> None:
+        # Without room the cache is unchanged, and one request less may be enough. After a fatal
+        # code part of the batch may be in the cache (llama.h): none of its sequences can be kept.
+        parts = plan.parts[-1:] if isinstance(error, NoRoomError) else plan.parts
+        for part in parts:
+            self._abandon(part.request, error)
+
+    def _count(self, plan: _Plan, seconds: float) -> None:
+        counters = self._counters
+        num_prefill_tokens = len(plan.batch) - plan.num_decode_tokens
+        counters.num_steps += 1
+        counters.num_decode_tokens += plan.num_decode_tokens
+        counters.num_prefill_tokens += num_prefill_tokens
+        if plan.num_decode_tokens:
+            counters.decode_seconds += seconds
+        else:
+            counters.prefill_seconds += seconds
+            counters.prefill_only_tokens += num_prefill_tokens
+
+    # -- committing ------------------------------------------------------------------------------
+
+    def _commit(self, part: _Part) -> None:
+        request = part.request
+        request.num_written += part.num_tokens
+        self.cache.written(request.seq_id, part.num_tokens)
+        if request.status is RequestStatus.PREFILL:
+            self._commit_prefill(request)
+        if part.row is not None:
+            try:
+                self._sample(request, part.row)
+            except SwarmKVError as error:
+                self._abandon(request, error)
+
+    def _commit_prefill(self, request: Request) -> None:
+        request.report_progress()
+        if request.num_written in request.branch_points:
+            request.branch_points.discard(request.num_written)
+            if not self._engine.limits.can_cut:
+                computed = request.tokens[: request.num_written]
+                self.cache.keep_branch_point(request.seq_id, computed)
+        if not request.remaining_prompt:
+            request.prefilled_at = self.now
+            request.status = RequestStatus.DECODE
+            if not request.params.max_tokens:
+                self._finish(request, "length")
+
+    def _sample(self, request: Request, row: int) -> None:
+        assert request.sampler is not None
+        token_id = request.sampler.sample(row)
+        if request.first_token_at is None:
+            request.first_token_at = self.now
+        tokenizer = self._engine.tokenizer
+        if tokenizer.is_end(token_id) and not request.params.ignore_eos:
+            self._finish(request, "stop")
+            return
+        request.accept(
+            token_id, tokenizer.token_bytes(token_id), self._logprob(request, row, token_id)
+        )
+        if request.finish_reason is not None:
+            self._finish(request, request.finish_reason)
+
+    def _logprob(self, request: Request, row: int, token_id: int) -> TokenLogprob | None:
+        num_top = request.params.logprobs
+        if num_top is None:
+            return None
+        logits = self._engine.logits(row).astype(np.float64)
+        top = logits.max()
+        logprobs = logits - (top + np.log(np.exp(logits - top).sum()))
+        best = np.argsort(-logprobs, kind="stable")[:num_top]
+        return TokenLogprob(
+            token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in best)
+        )
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        written = (request.tokens + request.output_tokens)[: request.num_written]
+        if request.keep_prefix or request.pin is not None:
+            self._leave(request)
+            self.cache.keep(request.seq_id, written, request.pin)
+        else:
+            self._leave(request)
+            self.cache.close(request.seq_id)
+        self._counters.num_finished += 1
+        if request.prefilled_at is None:
+            request.prefilled_at = self.now
+        request.finish(reason, self.now)
+
+    def _abandon(self, request: Request, error: SwarmKVError) -> None:
+        """End a request with an error, wherever it is.
+
+        What it has computed is kept only if others wait for it.
+        """
+        was_running = request in self._running
+        self._leave(request)
+        if was_running:
+            is_awaited = any(
+                other.waits_for and other.waits_for[0] == request.seq_id for other in self._waiting
+            )
+            if is_awaited and not isinstance(error, DecodeError):
+                self.cache.keep(request.seq_id, request.tokens[: request.num_written], None)
+            else:
+                self.cache.close(request.seq_id)
+        if not isinstance(error, RequestCancelledError):
+            self._counters.num_failed += 1
+        request.fail(error, self.now)
+
+    def _leave(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        if request.sampler is not None:
+            request.sampler.close()
+            request.sampler = None
+
+    def abandon_all(self, cause: BaseException | None) -> None:
+        """Fail every request because the engine closes."""
+        with self.lock:
+            for request in [*self._running, *self._waiting]:
+                error = EngineClosedError(f"The engine was closed while {request.name!r} ran.")
+                error.__cause__ = cause
+                self._leave(request)
+                request.fail(error, self.now)
+
+    # -- numbers ---------------------------------------------------------------------------------
+
+    def statistics(self) -> EngineStatistics:
+        """A consistent picture of this moment."""
+        with self.lock:
+            counters, cache = self._counters, self.cache
+            return EngineStatistics(
+                num_waiting=len(self._waiting),
+                num_running=len(self._running),
+                num_finished=counters.num_finished,
+                num_failed=counters.num_failed,
+                num_cancelled=counters.num_cancelled,
+                num_steps=counters.num_steps,
+                num_prefill_tokens=counters.num_prefill_tokens,
+                num_decode_tokens=counters.num_decode_tokens,
+                num_cached_tokens=counters.num_cached_tokens,
+                prefix_cache_queries=counters.prefix_cache_queries,
+                prefix_cache_hits=counters.prefix_cache_hits,
+                num_forks=cache.counters.num_forks,
+                num_evictions=cache.counters.num_evictions,
+                num_spills=cache.counters.num_spills,
+                num_restores=cache.counters.num_restores,
+                peak_running=counters.peak_running,
+                cells_total=self._engine.limits.num_cells,
+                cells_used=cache.cells_used,
+                cells_reserved=sum(r.reserved_cells for r in self._running),
+                cells_pinned=cache.cells_pinned,
+                cells_idle=cache.cells_idle,
+                sequences_total=self._engine.limits.max_sequences,
+                sequences_used=cache.sequences_used,
+                num_resident_prefixes=cache.num_residents,
+                num_pinned_prefixes=cache.num_pinned,
+                store_bytes=self._store.num_bytes,
+                prefill_seconds=counters.prefill_seconds,
+                decode_seconds=counters.decode_seconds,
+                prefill_only_tokens=counters.prefill_only_tokens,
+            )

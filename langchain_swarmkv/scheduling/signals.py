@@ -1,0 +1,68 @@
+"""How one waiting thread or task is woken: set from anywhere, waited for in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Protocol
+
+__all__ = ["LoopSignal", "Signal", "ThreadSignal"]
+
+
+class Signal(Protocol):
+    """Wakes the one thread or task that waits for a claim."""
+
+    def set(self) -> None:
+        """Wake it, from any thread; kept until it waits."""
+
+
+class ThreadSignal:
+    """A signal that a thread waits for."""
+
+    def __init__(self) -> None:
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """See `Signal`."""
+        try:
+            self._unset.release()
+        except RuntimeError:
+            pass  # NOTE: it was set already.
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Return when it was set, or after the timeout; either way it is unset again."""
+        self._unset.acquire(timeout=timeout_seconds)
+
+
+class LoopSignal:
+    """A signal that a task waits for; only `set` may be called off its loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """See `Signal`."""
+        try:
+            self._loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:
+            pass  # NOTE: the loop was closed; those who wait after it see that its owner is dead.
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Return when it was set, or after the timeout; either way it is unset again."""
+        if not self._is_set:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(timeout_seconds, self._fire)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        self._is_set = False
+
+    def _fire(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,439 @@
+"""The engine as callers see it: submit from any thread or event loop, one thread does the work.
+
+caller ── submit ──> inbox ──> EngineLoop (one thread) ── Scheduler.step ──> Engine
+   ^                                                            │
+   └──────────── RequestHandle <── Channel <── chunks ──────────┘
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import numpy as np
+from typing_extensions import Self
+
+from langchain_swarmkv.config import EngineConfig, SamplingParams
+from langchain_swarmkv.engine.contract import Engine, EngineLimits, ModelFacts, Tokenizer
+from langchain_swarmkv.engine.factory import open_engine
+from langchain_swarmkv.engine.grammar import check_grammar
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    ContextBudgetError,
+    DeviceLockTimeoutError,
+    EngineClosedError,
+    ForkedProcessError,
+    InvalidRequestError,
+)
+from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
+from langchain_swarmkv.scheduling.request import Request, RequestHandle
+from langchain_swarmkv.scheduling.scheduler import Scheduler
+from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
+from langchain_swarmkv.snapshots.snapshot import prefix_namespace
+from langchain_swarmkv.statistics import EngineStatistics
+
+__all__ = ["SwarmEngine"]
+
+_LOCK_SLICE_SECONDS = 0.2
+"""How long the engine thread waits for the device before it looks at cancels and deadlines."""
+
+
+class SwarmEngine:
+    """One model, one KV pool, any number of callers.
+
+    Every request forks the longest prefix that the pool holds, and requests that arrive together
+    share one prefill; nothing has to be declared. All methods are thread safe. Close it, or use it
+    as a context manager.
+
+    Args:
+        engine: what to load, or an engine that exists already (`FakeEngine()` in tests); the
+            latter is then owned and closed here.
+        snapshot_memory_bytes: host memory for prefixes that had to leave the pool; 0: none.
+        device_locks: who may use the device when; None: the one manager that all engines of this
+            process share.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        engine: EngineConfig | Engine,
+        *,
+        snapshot_memory_bytes: int = 1 << 30,
+        device_locks: DeviceLockManager | None = None,
+    ) -> None:
+        if snapshot_memory_bytes < 0:
+            raise ConfigurationError(
+                f"snapshot_memory_bytes={snapshot_memory_bytes} is negative; 0 switches it off."
+            )
+        self._loop = _EngineLoop(
+            engine, snapshot_memory_bytes, device_locks or _process_device_locks()
+        )
+        self._loop.start()
+        self.facts: ModelFacts = self._loop.engine.facts
+        self.limits: EngineLimits = self._loop.engine.limits
+        self.tokenizer: Tokenizer = self._loop.engine.tokenizer
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests are refused."""
+        return self._loop.closed
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        name: str = "",
+        cache_salt: str = "",
+        keep_prefix: bool = True,
+        pin: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> RequestHandle:
+        """Queue a prompt and return at once.
+
+        Args:
+            tokens: the whole prompt, shared part included, as token ids.
+            params: how to sample; None: greedy, 256 tokens. `max_tokens=0` only prefills.
+            name: for statistics and messages.
+            cache_salt: requests share prefixes only with requests of the same salt.
+            keep_prefix: leave prompt and answer in the pool for later requests. False: a one-shot
+                branch, whose cells are free when it ends.
+            pin: keep the tokens resident, never evicted, until `release(pin)`. Repeating a pin
+                changes nothing.
+            timeout_seconds: the request fails if it takes longer, waiting included.
+
+        Raises:
+            InvalidRequestError: an empty prompt, or a token id outside the vocabulary.
+            ContextBudgetError: prompt and max_tokens can never fit.
+            GrammarError: the grammar is too large or too deeply nested to be given to llama.cpp.
+                (One that does not parse fails the request instead.)
+            EngineClosedError: the engine is closed.
+        """
+        params = params or SamplingParams()
+        self._loop.check_usable()
+        token_list = self._checked(tokens)
+        self._check_fits(len(token_list), params.max_tokens)
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise InvalidRequestError(
+                f"timeout_seconds={timeout_seconds} must be positive or None."
+            )
+        if params.grammar is not None:
+            check_grammar(params.grammar)
+        request = Request(
+            token_list,
+            params,
+            name=name,
+            namespace=self._namespace(cache_salt),
+            keep_prefix=keep_prefix,
+            pin=pin,
+            timeout_seconds=timeout_seconds,
+            now=self._loop.scheduler.now,
+        )
+        self._loop.submit(request)
+        return RequestHandle(request, self._loop.cancel, self)
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        try:
+            ids = np.asarray(tokens, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(f"token ids must be integers: {error}") from error
+        if ids.ndim != 1 or not ids.size:
+            raise InvalidRequestError("the prompt has no tokens; at least one is needed.")
+        if not np.array_equal(ids, np.asarray(tokens)):
+            raise InvalidRequestError("token ids must be integers.")
+        outside = ids[(ids < 0) | (ids >= self.facts.n_vocab)]
+        if outside.size:
+            raise InvalidRequestError(
+                f"token id {outside[0]} is outside the vocabulary of {self.facts.n_vocab}.",
+                token_id=int(outside[0]),
+            )
+        checked: list[int] = ids.tolist()
+        return checked
+
+    def _check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        needed = num_prompt_tokens + max_tokens
+        for limit_name, limit in (
+            ("n_ctx", self.limits.num_cells),
+            ("n_ctx_train", self.facts.n_ctx_train),
+        ):
+            if needed > limit:
+                raise ContextBudgetError(
+                    f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: "
+                    f"{needed} together, but {limit_name}={limit}. "
+                    + _what_would_fit(limit_name, limit, num_prompt_tokens),
+                    needed_tokens=needed,
+                    limit_tokens=limit,
+                    limit_name=limit_name,
+                )
+
+    def _namespace(self, cache_salt: str) -> str:
+        return prefix_namespace(self.facts.identity, cache_salt)
+
+    def release(self, pin: str) -> bool:
+        """Let a pinned prefix be evicted again. False: there was no such pin; harmless."""
+        self._loop.check_process()
+        scheduler = self._loop.scheduler
+        with scheduler.lock:
+            return not self.closed and scheduler.cache.release(pin)
+
+    def is_resident(self, tokens: Sequence[int], cache_salt: str = "") -> bool:
+        """Whether all of `tokens` lie in the pool now, ready to be forked."""
+        self._loop.check_process()
+        scheduler = self._loop.scheduler
+        with scheduler.lock:
+            return not self.closed and scheduler.cache.is_resident(
+                self._namespace(cache_salt), self._checked(tokens)
+            )
+
+    def statistics(self) -> EngineStatistics:
+        """The engine at this moment; the last picture once it is closed."""
+        self._loop.check_process()
+        return self._loop.statistics()
+
+    def check(self) -> None:
+        """Compare the engine's books with the cache itself, between two steps.
+
+        Raises:
+            AssertionError: they differ, a fault of this package.
+        """
+        self._loop.check_usable()
+        self._loop.call(self._loop.scheduler.cache.check)
+
+    def close(self) -> None:
+        """Stop. Requests still there fail with EngineClosedError. Harmless when repeated."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        loop: _EngineLoop | None = getattr(self, "_loop", None)
+        if loop is not None and not loop.closed and os.getpid() == loop.pid:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            loop.close()
+
+    def __repr__(self) -> str:
+        name = self.facts.name if hasattr(self, "facts") else "not loaded"
+        return f"<SwarmEngine {name!r} {'closed' if self.closed else 'open'}>"
+
+
+def _what_would_fit(limit_name: str, limit: int, num_prompt_tokens: int) -> str:
+    room = limit - num_prompt_tokens
+    if room > 0:
+        return f"max_tokens={room} would fit."
+    more = "raise n_ctx or " if limit_name == "n_ctx" else ""
+    return f"Even without an answer it does not fit: {more}shorten the prompt."
+
+
+class _EngineLoop:
+    """The engine thread. It alone touches the `Engine`, from loading to closing."""
+
+    def __init__(
+        self,
+        engine: EngineConfig | Engine,
+        snapshot_memory_bytes: int,
+        device_locks: DeviceLockManager,
+    ) -> None:
+        self._source = engine
+        self._store = MemorySnapshotStore(snapshot_memory_bytes)
+        self._device_locks = device_locks
+        self._mixed_prefill_tokens = (
+            engine.mixed_prefill_tokens if isinstance(engine, EngineConfig) else 128
+        )
+        self._changed = threading.Condition(threading.Lock())
+        self._inbox: deque[Request] = deque()
+        self._calls: deque[_Call] = deque()
+        self._is_started = threading.Event()
+        self._is_closing = False
+        self._cause: BaseException | None = None
+        self._last_statistics: EngineStatistics | None = None
+        self.pid = os.getpid()
+        self.engine: Engine
+        self.scheduler: Scheduler
+        self._thread = threading.Thread(target=self._run, name="swarmkv-engine", daemon=True)
+
+    # -- any thread ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the engine on its thread and wait for it."""
+        self._thread.start()
+        self._is_started.wait()
+        if self._cause is not None:
+            self._thread.join()
+            raise self._cause
+        # A daemon thread in native code while the interpreter is torn down would crash it.
+        _open_loops.add(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._is_closing
+
+    def check_process(self) -> None:
+        if os.getpid() != self.pid:
+            raise ForkedProcessError("This engine belongs to the parent process.")
+
+    def check_usable(self) -> None:
+        self.check_process()
+        if self._is_closing:
+            raise EngineClosedError("The engine is closed; open a new one.") from self._cause
+
+    def submit(self, request: Request) -> None:
+        with self._changed:
+            self.check_usable()
+            self._inbox.append(request)
+            self._changed.notify()
+
+    def cancel(self, request: Request) -> None:
+        # NOTE: called from __del__ too, at any moment and on any thread, so it takes no lock: the
+        # flag is seen at the next step, and an engine with this request is stepping or about to.
+        request.cancelled = True
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the engine thread between two steps and wait for it."""
+        call = _Call(function)
+        with self._changed:
+            self.check_usable()
+            self._calls.append(call)
+            self._changed.notify()
+        call.wait()
+
+    def statistics(self) -> EngineStatistics:
+        if self._last_statistics is not None:
+            return self._last_statistics
+        return self.scheduler.statistics()
+
+    def close(self) -> None:
+        if os.getpid() != self.pid:
+            return  # the parent's engine: nothing of it can or must be freed here
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        _open_loops.discard(self)
+
+    # -- the engine thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.engine = (
+                self._source if isinstance(self._source, Engine) else open_engine(self._source)
+            )
+            self.scheduler = Scheduler(
+                self.engine, self._store, mixed_prefill_tokens=self._mixed_prefill_tokens
+            )
+        except BaseException as error:
+            self._cause = error
+            self._is_closing = True
+            return
+        finally:
+            self._is_started.set()
+        try:
+            while self._wait_for_work():
+                self._step()
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self._cause = error
+        finally:
+            self._shut_down()
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            while not (self._inbox or self._calls or self.scheduler.has_work or self._is_closing):
+                self._changed.wait()
+            if self._is_closing:
+                return False
+            inbox, calls = list(self._inbox), list(self._calls)
+            self._inbox.clear()
+            self._calls.clear()
+        for request in inbox:
+            self.scheduler.add(request)
+        for call in calls:
+            call.run()
+        return True
+
+    def _step(self) -> None:
+        if not self.scheduler.has_work:
+            return
+        try:
+            lease = self._device_locks.acquire(
+                self.engine.device, owner=self._owner, timeout_seconds=_LOCK_SLICE_SECONDS
+            )
+        except DeviceLockTimeoutError:
+            with self.scheduler.lock:
+                self.scheduler.reap()
+            return
+        with lease:
+            self.scheduler.step()
+
+    @property
+    def _owner(self) -> str:
+        return f"{self.engine.facts.name}#{id(self):x}"
+
+    def _shut_down(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            inbox, calls = list(self._inbox), list(self._calls)
+        for request in inbox:
+            self.scheduler.add(request)
+        self.scheduler.abandon_all(self._cause)
+        self._last_statistics = self.scheduler.statistics()
+        for call in calls:
+            call.fail(EngineClosedError("The engine was closed."))
+        self.engine.close()
+        self._store.close()
+
+
+class _Call:
+    """A function for the engine thread, and a place to wait for it."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._done.set()
+
+    def wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+@functools.cache
+def _process_device_locks() -> DeviceLockManager:
+    return DeviceLockManager()
+
+
+_open_loops: weakref.WeakSet[_EngineLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for loop in list(_open_loops):
+        loop.close()

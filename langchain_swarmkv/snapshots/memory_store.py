@@ -1,0 +1,150 @@
+"""Snapshots in host memory: bounded by bytes, least recently used evicted first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from langchain_swarmkv.errors import ConfigurationError, SnapshotError
+from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.store import SnapshotStore, StoredPrefix
+
+__all__ = ["MemorySnapshotStore"]
+
+
+@dataclass
+class _Entry:
+    snapshot: KVSnapshot
+    num_pins: int = 0
+
+
+class MemorySnapshotStore(SnapshotStore):
+    """Keeps snapshots of up to `max_bytes` together; 0 keeps none.
+
+    Raises:
+        ConfigurationError: `max_bytes` is negative.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        if max_bytes < 0:
+            raise ConfigurationError(
+                f"max_bytes is {max_bytes}, but must be at least 0", max_bytes=max_bytes
+            )
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._num_bytes = 0
+        # Invariant under the lock: entries and index have the same keys and the same tokens.
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
+        self._index: PrefixIndex[str] = PrefixIndex()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held, of `max_bytes`."""
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, snapshot: KVSnapshot) -> bool:
+        """Keep a snapshot, evicting the least recently used if room is needed."""
+        key = snapshot.key
+        with self._lock:
+            self._check_open()
+            old = self._entries.get(key)
+            if old and old.num_pins and _subject(old.snapshot) != _subject(snapshot):
+                return False
+            if self._pinned_bytes_beside(key) + snapshot.num_bytes > self.max_bytes:
+                return False
+            self._drop(key)
+            self._evict_until(self.max_bytes - snapshot.num_bytes)
+            self._entries[key] = _Entry(snapshot, old.num_pins if old else 0)
+            self._index.insert(snapshot.namespace, snapshot.tokens, key)
+            self._num_bytes += snapshot.num_bytes
+            return True
+
+    def get(
+        self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
+    ) -> StoredPrefix | None:
+        """Find the snapshot that serves the prompt best."""
+        with self._lock:
+            self._check_open()
+            find = self._index.longest if can_cut else self._index.longest_whole
+            match = find(namespace, tokens)
+            if match is None or match.num_tokens < min_tokens:
+                return None
+            key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)
+            self._entries.move_to_end(key)
+            return StoredPrefix(self._entries[key].snapshot, match.num_tokens)
+
+    def remove(self, key: str) -> bool:
+        """Drop a snapshot with its pins."""
+        with self._lock:
+            return self._drop(key)
+
+    def pin(self, key: str) -> bool:
+        """Protect a snapshot from eviction."""
+        with self._lock:
+            self._check_open()
+            entry = self._entries.get(key)
+            if entry is None:
+                return False
+            entry.num_pins += 1
+            return True
+
+    def unpin(self, key: str) -> bool:
+        """Take back one `pin`."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or entry.num_pins == 0:
+                return False
+            entry.num_pins -= 1
+            return True
+
+    def clear(self) -> None:
+        """Drop all snapshots, pinned ones too."""
+        with self._lock:
+            self._drop_all()
+
+    def close(self) -> None:
+        """Drop all snapshots and take no more."""
+        with self._lock:
+            self._closed = True
+            self._drop_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SnapshotError("the snapshot store is closed")
+
+    def _pinned_bytes_beside(self, key: str) -> int:
+        return sum(
+            entry.snapshot.num_bytes
+            for other, entry in self._entries.items()
+            if entry.num_pins and other != key
+        )
+
+    def _evict_until(self, num_bytes: int) -> None:
+        """Drop unpinned snapshots, least recently used first, until at most `num_bytes` remain."""
+        for key in [key for key, entry in self._entries.items() if not entry.num_pins]:
+            if self._num_bytes <= num_bytes:
+                return
+            self._drop(key)
+
+    def _drop(self, key: str) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self._index.remove(key)
+        self._num_bytes -= entry.snapshot.num_bytes
+        return True
+
+    def _drop_all(self) -> None:
+        for key in list(self._entries):
+            self._drop(key)
+
+
+def _subject(snapshot: KVSnapshot) -> tuple[str, str, tuple[int, ...]]:
+    """What the key stands for; compared, because keys may collide."""
+    return snapshot.identity, snapshot.namespace, snapshot.tokens

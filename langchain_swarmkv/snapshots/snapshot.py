@@ -1,0 +1,113 @@
+"""The KV of one token list as bytes, with everything that says whose it is.
+
+A snapshot never leaves its **namespace**: the digest of a model identity and a cache salt. The
+salt itself is not kept, so it cannot reach a file name or a log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from langchain_swarmkv.errors import SnapshotError
+
+__all__ = ["KVSnapshot", "prefix_namespace", "snapshot_key"]
+
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class KVSnapshot:
+    """What `Engine.save` gave for a sequence that held exactly `tokens`.
+
+    Immutable, so whoever holds one may restore it, whatever its store does meanwhile.
+
+    Raises:
+        SnapshotError: a field is empty or of another type, or a token id is not an int in
+            [0, 2**31).
+    """
+
+    identity: str
+    """`ModelFacts.identity` of the engine that saved it."""
+    namespace: str
+    """`prefix_namespace(identity, cache_salt)` of the requests that may use it."""
+    tokens: tuple[int, ...] = field(repr=False)
+    """The sequence's tokens, one per position from 0."""
+    state: bytes = field(repr=False)
+    """The engine's own encoding; opaque here."""
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, type] = {
+            "identity": str,
+            "namespace": str,
+            "tokens": tuple,
+            "state": bytes,
+        }
+        for name, kind in kinds.items():
+            value: object = getattr(self, name)
+            if not isinstance(value, kind) or not value:
+                seen = "empty" if isinstance(value, kind) else type(value).__name__
+                raise SnapshotError(
+                    f"a snapshot's {name} must be a {kind.__name__} that is not empty, is {seen}",
+                    field=name,
+                )
+        _check_token_ids(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, and so positions, of the saved sequence."""
+        return len(self.tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state and of the token ids, as a store counts them."""
+        return len(self.state) + _BYTES_PER_TOKEN * self.num_tokens
+
+    @cached_property
+    def key(self) -> str:
+        """`snapshot_key` of this snapshot: its name in a store."""
+        return snapshot_key(self.identity, self.namespace, self.tokens)
+
+
+def prefix_namespace(identity: str, cache_salt: str) -> str:
+    """The namespace of a model identity and a cache salt: SHA-256, hexadecimal.
+
+    Prefixes are shared within a namespace only. Callers that give no salt share the one of "".
+    """
+    return _digest(_utf8(identity), _utf8(cache_salt))
+
+
+def snapshot_key(identity: str, namespace: str, tokens: Sequence[int]) -> str:
+    """A snapshot's name: SHA-256, hexadecimal, the same in every process.
+
+    A key names an entry; it never proves that tokens are equal. Stores compare those.
+    """
+    token_bytes = np.asarray(tokens, dtype="<i4").tobytes()
+    return _digest(_utf8(identity), _utf8(namespace), token_bytes)
+
+
+def _digest(*parts: bytes) -> str:
+    """SHA-256 over the parts, each after its length, so that no two lists of parts run together."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _check_token_ids(tokens: Sequence[int]) -> None:
+    try:
+        smallest = min(array("i", tokens))
+    except (TypeError, OverflowError) as error:
+        raise SnapshotError(f"a snapshot's tokens must be ints below 2**31: {error}") from error
+    if smallest < 0:
+        raise SnapshotError(f"a token id is {smallest}, but ids start at 0", token_id=smallest)
