@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["RETURN_SECONDS", "Entry", "FairQueue", "Owner"]
 
-RETURN_SECONDS = 0.005
+RETURN_SECONDS = 0.01
 """How long a lock is kept free for an owner that is owed it: about what an engine does between
 two steps (sampling, scheduling), and little beside a step."""
 
@@ -109,7 +109,8 @@ class FairQueue(Generic[EntryT]):
         owner.num_active -= 1
         if owner.num_active == 0:
             owner.released_at = now
-        self._reserved_for = owner if owner.returns_at_once else None
+        # Reserved only from those who wait already: a lock that nobody wants is free at once.
+        self._reserved_for = owner if owner.returns_at_once and self.waiting else None
         self._reserved_until = now + RETURN_SECONDS
 
     def reserved_seconds(self, now: float) -> float | None:
