@@ -1,0 +1,63 @@
+"""Models that many tests share: each is written once a session, on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.models import smollm2_f16_path, smollm2_path, smollm2_q8_0_path
+from tests.support.tiny_gguf import ARCHITECTURES, write_tiny_gguf
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's models are written."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(model_directory: Path) -> Callable[..., Path]:
+    """`tiny_gguf(architecture, **options)`: `write_tiny_gguf`, each variant written once."""
+    numbers = count()
+
+    @cache
+    def write(architecture: str, **options: Any) -> Path:
+        path = model_directory / f"tiny-{architecture}-{next(numbers)}.gguf"
+        return write_tiny_gguf(path, architecture, **options)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_gguf: Callable[..., Path]) -> Path:
+    """The plainest tiny model."""
+    return tiny_gguf("llama")
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def tiny_models(request: pytest.FixtureRequest, tiny_gguf: Callable[..., Path]) -> Path:
+    """Each architecture in turn."""
+    return tiny_gguf(request.param)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as shipped, Q4_1."""
+    return smollm2_path()
+
+
+@pytest.fixture(scope="session")
+def smollm2_f16(model_directory: Path) -> Path:
+    """SmolLM2-135M-Instruct with F16 weights."""
+    return smollm2_f16_path(model_directory)
+
+
+@pytest.fixture(scope="session")
+def smollm2_q8_0(model_directory: Path) -> Path:
+    """SmolLM2-135M-Instruct with Q8_0 weights."""
+    return smollm2_q8_0_path(model_directory)
