@@ -16,6 +16,9 @@ __all__ = ["MAX_SEQUENCES", "EngineConfig", "FlashAttention", "KVType", "Samplin
 
 MAX_SEQUENCES = 256
 """llama.cpp's own limit on sequence ids in one context (`LLAMA_MAX_SEQ`, src/llama-cparams.h)."""
+_INT32_MAX = (1 << 31) - 1  # llama.cpp's counters; ctypes would cut a larger number silently
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml.h
+_MAX_BIAS = 1e6
 
 
 class FlashAttention(str, Enum):
@@ -47,9 +50,9 @@ class EngineConfig(BaseModel):
 
     model_path: Path
     """The GGUF file."""
-    n_ctx: Annotated[int, Field(ge=1)] = 8192
+    n_ctx: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 8192
     """Cells of the one KV pool that all sequences share, in tokens."""
-    n_batch: Annotated[int, Field(ge=1)] = 512
+    n_batch: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 512
     """Most tokens given to one step: all decoding branches, then prefill chunks."""
     n_ubatch: Annotated[int, Field(ge=1)] | None = None
     """Most tokens computed at once inside a step; None: the same as `n_batch`."""
@@ -57,11 +60,11 @@ class EngineConfig(BaseModel):
     """Sequence ids: resident prefixes plus branches that run at once (`n_seq_max`)."""
     mixed_prefill_tokens: Annotated[int, Field(ge=1)] = 128
     """Most prefill tokens in a step that also decodes, so that streams do not stall."""
-    n_threads: Annotated[int, Field(ge=1)] | None = None
+    n_threads: Annotated[int, Field(ge=1, le=_MAX_THREADS)] | None = None
     """Threads for decode steps; None: one for each core this process may use."""
-    n_threads_batch: Annotated[int, Field(ge=1)] | None = None
+    n_threads_batch: Annotated[int, Field(ge=1, le=_MAX_THREADS)] | None = None
     """Threads for prefill steps; None: the same as `n_threads`."""
-    n_gpu_layers: int = 0
+    n_gpu_layers: Annotated[int, Field(ge=-1, le=_INT32_MAX)] = 0
     """Layers to offload; -1: all of them."""
     device: str | None = None
     """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded."""
@@ -73,9 +76,9 @@ class EngineConfig(BaseModel):
     """Number format of the values."""
     use_mmap: bool = True
     """Map the file instead of reading it."""
-    rope_freq_base: Annotated[float, Field(gt=0)] | None = None
+    rope_freq_base: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """RoPE base frequency; None: the model's."""
-    rope_freq_scale: Annotated[float, Field(gt=0)] | None = None
+    rope_freq_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """RoPE frequency scale; None: the model's."""
 
     @field_validator("model_path")
@@ -121,7 +124,7 @@ class SamplingParams(BaseModel):
     """Most tokens to generate; 0: only prefill."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """0: greedy, whatever the other settings leave."""
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=0, le=_INT32_MAX)] = 0
     """Keep the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Keep the smallest set that holds this much probability; 1: all."""
@@ -138,7 +141,7 @@ class SamplingParams(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=(1 << 32) - 1)] | None = None
     """Seed of the draw. None: a new one each time; the result tells which."""
     logit_bias: dict[int, float] = Field(default_factory=dict)
-    """Added to the logits of these token ids; -inf forbids a token."""
+    """Added to the logits of these token ids, up to a million; -inf forbids a token."""
     stop: tuple[str, ...] = ()
     """Generation ends before any of these; they are not part of the text."""
     logprobs: Annotated[int, Field(ge=0, le=64)] | None = None
@@ -165,6 +168,8 @@ class SamplingParams(BaseModel):
     @classmethod
     def _bias_is_a_number(cls, bias: dict[int, float]) -> dict[int, float]:
         for token_id, value in bias.items():
-            if value != value or value == float("inf"):
-                raise ValueError(f"logit_bias[{token_id}] is {value}; use a number or -inf.")
+            if value != float("-inf") and not abs(value) <= _MAX_BIAS:
+                raise ValueError(
+                    f"logit_bias[{token_id}] is {value}; use a number up to {_MAX_BIAS:g}, or -inf."
+                )
         return bias

@@ -107,7 +107,10 @@ class Tokenizer(ABC):
         return data.decode("utf-8", errors="replace")
 
     def close(self) -> None:  # noqa: B027 - most tokenizers own nothing
-        """Release what the tokenizer owns; harmless twice."""
+        """Release what the tokenizer owns; harmless twice, and beside calls on other threads.
+
+        Later calls raise EngineClosedError where they need what was released.
+        """
 
 
 @dataclass
@@ -148,6 +151,8 @@ class Sampler(ABC):
 
         Raises:
             GrammarError: the grammar allows no token here.
+            InvalidRequestError: logit biases forbid every token.
+            ModelError: the logits are not numbers.
         """
 
     @abstractmethod
@@ -176,7 +181,11 @@ class Engine(ABC):
 
     @abstractmethod
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """A copy of the logits of one output row of the last batch, shape (n_vocab,)."""
+        """A copy of the logits of one output row of the last batch, shape (n_vocab,).
+
+        Raises:
+            InvalidBatchError: the last batch asked for no logits there.
+        """
 
     @abstractmethod
     def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
@@ -192,8 +201,8 @@ class Engine(ABC):
         """Make `target`, which must be empty, share the first `num_tokens` cells of `source`.
 
         Raises:
-            SequenceError: `target` is in use, `source` is shorter, or the model cannot cut and
-                `num_tokens` is not the whole of `source`.
+            SequenceError: `target` is in use, `num_tokens` is not in [1, tokens of source], or
+                the model cannot cut and `num_tokens` is not the whole of `source`.
         """
 
     @abstractmethod
@@ -202,7 +211,11 @@ class Engine(ABC):
 
     @abstractmethod
     def num_tokens(self, seq_id: int) -> int:
-        """Tokens in the sequence, as the cache itself says."""
+        """Tokens in the sequence, as the cache itself says.
+
+        This and every other call refuse a `seq_id` that the context does not have, with
+        InvalidBatchError.
+        """
 
     @abstractmethod
     def save(self, seq_id: int) -> bytes:
@@ -218,4 +231,4 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; harmless twice. No other call is allowed afterwards."""
+        """Release everything; harmless twice. Other calls raise EngineClosedError afterwards."""

@@ -26,6 +26,7 @@ from langchain_swarmkv.engine.contract import (
     Tokenizer,
 )
 from langchain_swarmkv.errors import (
+    EngineClosedError,
     GrammarError,
     InvalidBatchError,
     InvalidRequestError,
@@ -45,6 +46,8 @@ _CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _STATE_MAGIC = b"FAKEKV1\n"
+_STATE_HEADER_BYTES = len(_STATE_MAGIC) + hashlib.sha256().digest_size
+_LEAST_TEMPERATURE = 1e-6
 
 # The rolling hash that stands for "all tokens so far" (Knuth's MMIX multiplier).
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
@@ -78,6 +81,11 @@ class FakeTokenizer(Tokenizer):
 
     def token_bytes(self, token_id: int) -> bytes:
         """One byte, or nothing for a control token."""
+        if not 0 <= token_id < _VOCABULARY:
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {_VOCABULARY}.",
+                token_id=token_id,
+            )
         return bytes([token_id]) if token_id < 256 else b""
 
     def is_end(self, token_id: int) -> bool:
@@ -177,8 +185,7 @@ class FakeEngine(Engine):
         self.decoded_tokens += len(batch)
 
     def _validate(self, batch: Batch) -> None:
-        if self._closed:
-            raise InvalidBatchError("decode after close", return_code=-1)
+        self._check_open()
         if not 0 < len(batch) <= self.limits.max_batch_tokens:
             raise InvalidBatchError(
                 f"a batch of {len(batch)} tokens; the limit is {self.limits.max_batch_tokens}.",
@@ -188,6 +195,8 @@ class FakeEngine(Engine):
             raise NoRoomError(
                 f"a batch of {len(batch)} tokens, {self._ledger.free} cells free.", return_code=1
             )
+        if any(not 0 <= row < len(batch) for row in batch.output_rows):
+            raise InvalidBatchError("an output row is outside the batch.", return_code=-1)
         expected: dict[int, int] = {}
         for token, position, seq_id in zip(
             batch.tokens, batch.positions, batch.seq_ids, strict=True
@@ -212,6 +221,9 @@ class FakeEngine(Engine):
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Normal noise on the printable bytes, a small chance for the end, nothing elsewhere."""
+        self._check_open()
+        if row not in self._rows:
+            raise InvalidBatchError(f"row {row} of the last batch has no logits.", return_code=-1)
         noise = np.random.default_rng(self._rows[row]).standard_normal(_VOCABULARY)
         logits = np.full(_VOCABULARY, -1e9, dtype=np.float32)
         logits[32:127] = noise[32:127]
@@ -220,6 +232,7 @@ class FakeEngine(Engine):
 
     def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """See `Engine.create_sampler`. A grammar needs a `reply`, which is taken as it is."""
+        self._check_open()
         outside = [i for i in params.logit_bias if not 0 <= i < _VOCABULARY]
         if outside:
             raise InvalidRequestError(
@@ -241,7 +254,8 @@ class FakeEngine(Engine):
         length = self.num_tokens(source)
         if self.num_tokens(target):
             raise SequenceError(f"sequence {target} is in use; clear it before a fork into it.")
-        if num_tokens > length or (num_tokens < length and not self.limits.can_cut):
+        can_fork = 0 < num_tokens <= length if self.limits.can_cut else 0 < num_tokens == length
+        if not can_fork:
             raise SequenceError(
                 f"cannot fork {num_tokens} of the {length} tokens of sequence {source}."
             )
@@ -251,29 +265,41 @@ class FakeEngine(Engine):
 
     def clear(self, seq_id: int) -> None:
         """See `Engine.clear`."""
+        self._check_id(seq_id)
         self._tokens[seq_id] = []
         self._hashes[seq_id] = []
         self._ledger.clear(seq_id)
 
     def num_tokens(self, seq_id: int) -> int:
         """See `Engine.num_tokens`."""
+        self._check_id(seq_id)
+        return len(self._tokens[seq_id])
+
+    def _check_id(self, seq_id: int) -> None:
+        self._check_open()
         if not 0 <= seq_id < self.limits.max_sequences:
             raise InvalidBatchError(
                 f"sequence {seq_id} of {self.limits.max_sequences}", return_code=-1
             )
-        return len(self._tokens[seq_id])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("The engine is closed; open a new one.")
 
     def save(self, seq_id: int) -> bytes:
         """See `Engine.save`."""
-        return _STATE_MAGIC + np.asarray(self._tokens[seq_id], dtype="<i4").tobytes()
+        self._check_id(seq_id)
+        payload = np.asarray(self._tokens[seq_id], dtype="<i4").tobytes()
+        return _STATE_MAGIC + hashlib.sha256(payload).digest() + payload
 
     def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
         """See `Engine.restore`."""
-        payload = state[len(_STATE_MAGIC) :]
-        if not state.startswith(_STATE_MAGIC) or len(payload) != 4 * num_tokens:
-            raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
         if self.num_tokens(seq_id):
             raise SequenceError(f"sequence {seq_id} is in use; clear it before restoring.")
+        head, payload = state[:_STATE_HEADER_BYTES], state[_STATE_HEADER_BYTES:]
+        is_whole = head == _STATE_MAGIC + hashlib.sha256(payload).digest()
+        if not is_whole or len(payload) != 4 * num_tokens:
+            raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
         if num_tokens > self._ledger.free:
             raise SequenceError(f"{num_tokens} tokens, {self._ledger.free} cells free.")
         for token in np.frombuffer(payload, dtype="<i4").tolist():
@@ -312,12 +338,15 @@ class _NoiseSampler(Sampler):
         logits = self._engine.logits(row).astype(np.float64)
         for token_id, bias in params.logit_bias.items():
             logits[token_id] += bias
+        if not np.isfinite(logits.max()):
+            raise InvalidRequestError("logit_bias forbids every token of the vocabulary.")
         if params.temperature == 0:
             return int(np.argmax(logits))
         order = np.argsort(-logits, kind="stable")
         if params.top_k:
             order = order[: params.top_k]
-        weights = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+        temperature = max(params.temperature, _LEAST_TEMPERATURE)
+        weights = np.exp((logits[order] - logits[order[0]]) / temperature)
         keep = weights >= params.min_p
         keep &= np.cumsum(weights) - weights < params.top_p * weights.sum()
         order, weights = order[keep], weights[keep]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from langchain_swarmkv.engine.contract import SpecialToken, Tokenizer
+from langchain_swarmkv.errors import EngineClosedError, InvalidRequestError
 from langchain_swarmkv.native.model import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LSTRIP,
@@ -26,26 +27,36 @@ class LlamaTokenizer(Tokenizer):
     """
 
     def __init__(self, path: Path) -> None:
-        self._model = ModelHandle(path, vocab_only=True)
-        self.n_vocab = self._model.n_vocab
-        self.n_ctx_train = self._model.n_ctx_train
+        model = ModelHandle(path, vocab_only=True)
+        self.n_vocab = model.n_vocab
+        self.n_ctx_train = model.n_ctx_train
         self.name = path.stem
-        self.bos_id = self._model.bos_id
-        self.eos_id = self._model.eos_id
-        self.adds_bos = self._model.adds_bos
-        self.chat_template = self._model.chat_template
+        self.bos_id = model.bos_id
+        self.eos_id = model.eos_id
+        self.adds_bos = model.adds_bos
+        self.chat_template = model.chat_template
+        self._handle: ModelHandle | None = model
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+
+    @property
+    def _model(self) -> ModelHandle:
+        # Whoever is in a call holds a reference, so `close` on another thread frees nothing in use.
+        model = self._handle
+        if model is None:
+            raise EngineClosedError(f"The tokenizer of {self.name} is closed.")
+        return model
 
     @functools.cached_property
     def special_tokens(self) -> Mapping[str, SpecialToken]:  # type: ignore[override]
         """Control and unknown tokens by their text, as llama.cpp's special parsing finds them."""
         found = {}
+        model = self._model
         for token_id in range(self.n_vocab):
-            attributes = self._model.attributes(token_id)
+            attributes = model.attributes(token_id)
             if not attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_UNKNOWN):
                 continue
-            text = self._model.token_text(token_id)
+            text = model.token_text(token_id)
             if text:
                 found[text] = SpecialToken(
                     token_id,
@@ -63,6 +74,7 @@ class LlamaTokenizer(Tokenizer):
         """See `Tokenizer.token_bytes`."""
         data = self._bytes.get(token_id)
         if data is None:
+            self._check_id(token_id)
             data = self._bytes[token_id] = self._model.token_bytes(token_id)
         return data
 
@@ -70,9 +82,17 @@ class LlamaTokenizer(Tokenizer):
         """See `Tokenizer.is_end`."""
         is_end = self._ends.get(token_id)
         if is_end is None:
+            self._check_id(token_id)
             is_end = self._ends[token_id] = self._model.is_end(token_id)
         return is_end
 
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.n_vocab:
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {self.n_vocab}.",
+                token_id=token_id,
+            )
+
     def close(self) -> None:
-        """Free the vocabulary; harmless twice. No other call is allowed afterwards."""
-        self._model.close()
+        """See `Tokenizer.close`."""
+        self._handle = None

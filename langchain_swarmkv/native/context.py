@@ -26,6 +26,10 @@ from langchain_swarmkv.native.model import ModelHandle
 
 __all__ = ["ContextHandle", "ContextSettings"]
 
+_CELLS_STEP = 256  # llama.cpp rounds the number of cells up to this
+# enum ggml_type, ggml.h; llama_cpp does not name all of them
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
+
 
 @dataclass(frozen=True)
 class ContextSettings:
@@ -139,7 +143,9 @@ class ContextHandle:
 def _params(settings: ContextSettings) -> Any:
     llama_cpp = library()
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = settings.n_ctx
+    # NOTE: n_batch is cut to n_ctx before n_ctx is rounded up, and a batch smaller than n_seq_max
+    # ends the process; so it is rounded up here.
+    params.n_ctx = -(-settings.n_ctx // _CELLS_STEP) * _CELLS_STEP
     params.n_batch = settings.n_batch
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_seq_max
@@ -154,8 +160,8 @@ def _params(settings: ContextSettings) -> Any:
         True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
         False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
     }[settings.flash_attention]
-    params.type_k = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type_k.upper()}")
-    params.type_v = getattr(llama_cpp, f"GGML_TYPE_{settings.kv_type_v.upper()}")
+    params.type_k = _KV_TYPES[settings.kv_type_k]
+    params.type_v = _KV_TYPES[settings.kv_type_v]
     if settings.rope_freq_base is not None:
         params.rope_freq_base = settings.rope_freq_base
     if settings.rope_freq_scale is not None:

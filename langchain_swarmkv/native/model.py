@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from langchain_swarmkv.errors import ModelFormatError, ModelLoadError, ModelNotFoundError
+from langchain_swarmkv.errors import (
+    ForkedProcessError,
+    ModelFormatError,
+    ModelLoadError,
+    ModelNotFoundError,
+)
 from langchain_swarmkv.native.library import last_errors, library
 
 __all__ = ["ModelHandle", "check_gguf"]
@@ -52,6 +59,8 @@ def check_gguf(path: Path) -> None:
 class ModelHandle:
     """Owns a `llama_model`. Its vocabulary calls are thread safe; `close` is not.
 
+    Freed by `close`, or when the last reference is dropped.
+
     Raises:
         ModelError: the file is missing, no GGUF, or llama.cpp refuses it.
     """
@@ -67,15 +76,24 @@ class ModelHandle:
         if not use_mmap:
             params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
         last_errors()
-        self.pointer: Any = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        self.pointer: Any = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:
             raise ModelLoadError(
                 f"llama.cpp could not load {path}: {last_errors() or 'no reason given'}.", path=path
             )
+        self._free = weakref.finalize(self, _free_model, self.pointer)
+        self._free.atexit = False  # the process ends anyway, and a thread may still be using it
         self.path = path
         self.vocabulary: Any = llama_cpp.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self.vocabulary))
-        self.n_ctx_train = int(llama_cpp.llama_model_n_ctx_train(self.pointer))
+        # NOTE: llama.cpp reads no hyperparameters, and says 0, if only the vocabulary is loaded.
+        self.n_ctx_train = (
+            int(llama_cpp.llama_model_n_ctx_train(self.pointer)) or self._context_length()
+        )
+
+    def _context_length(self) -> int:
+        architecture = self.metadata("general.architecture")
+        return int(self.metadata(f"{architecture}.context_length") or 0)
 
     def metadata(self, key: str) -> str | None:
         """A value of the GGUF's metadata as text."""
@@ -175,6 +193,11 @@ class ModelHandle:
 
     def close(self) -> None:
         """Free the model; harmless twice. Contexts made from it must be gone."""
-        pointer, self.pointer = self.pointer, None
-        if pointer:
-            library().llama_model_free(pointer)
+        self._free()
+
+
+def _free_model(pointer: Any) -> None:
+    try:
+        library().llama_model_free(pointer)
+    except ForkedProcessError:
+        pass  # it is the parent's

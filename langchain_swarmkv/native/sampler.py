@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from langchain_swarmkv.config import SamplingParams
-from langchain_swarmkv.errors import GrammarError, InvalidRequestError
+from langchain_swarmkv.errors import GrammarError, InvalidRequestError, ModelError
 from langchain_swarmkv.native.context import ContextHandle
 from langchain_swarmkv.native.library import last_errors, library
 from langchain_swarmkv.native.model import ModelHandle
 
 __all__ = ["Candidates", "SamplerChain"]
 
+_LEAST_TEMPERATURE = 1e-6
+"""Greedy in all but name; dividing by less leaves the range of a float."""
 # struct llama_token_data, llama.h
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -78,11 +80,11 @@ class SamplerChain:
 
     def _parts(
         self, model: ModelHandle, params: SamplingParams, prompt: Sequence[int]
-    ) -> list[Any]:
+    ) -> Iterator[Any]:
+        """The chain in order; each part is the chain's own before the next is made."""
         llama_cpp = library()
-        parts: list[Any] = []
         if params.logit_bias:
-            parts.append(_logit_bias(model, params.logit_bias))
+            yield _logit_bias(model, params.logit_bias)
         window = params.penalty_window_tokens
         if window and (
             params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
@@ -96,19 +98,20 @@ class SamplerChain:
             )
             for token_id in prompt[-window:]:
                 llama_cpp.llama_sampler_accept(penalties, token_id)
-            parts.append(penalties)
+            yield penalties
         if params.grammar is not None:
-            parts.append(_grammar(model, params.grammar))
+            yield _grammar(model, params.grammar)
         if params.temperature == 0:
-            return [*parts, llama_cpp.llama_sampler_init_greedy()]
+            yield llama_cpp.llama_sampler_init_greedy()
+            return
         if params.top_k:
-            parts.append(llama_cpp.llama_sampler_init_top_k(params.top_k))
+            yield llama_cpp.llama_sampler_init_top_k(params.top_k)
         if params.top_p < 1:
-            parts.append(llama_cpp.llama_sampler_init_top_p(params.top_p, 1))
+            yield llama_cpp.llama_sampler_init_top_p(params.top_p, 1)
         if params.min_p > 0:
-            parts.append(llama_cpp.llama_sampler_init_min_p(params.min_p, 1))
-        parts.append(llama_cpp.llama_sampler_init_temp(params.temperature))
-        return [*parts, llama_cpp.llama_sampler_init_dist(self.seed)]
+            yield llama_cpp.llama_sampler_init_min_p(params.min_p, 1)
+        yield llama_cpp.llama_sampler_init_temp(max(params.temperature, _LEAST_TEMPERATURE))
+        yield llama_cpp.llama_sampler_init_dist(self.seed)
 
     def sample(self, context: ContextHandle, candidates: Candidates, row: int) -> int:
         """Choose a token from a row of the last batch and take it into the chain's state.
@@ -116,9 +119,16 @@ class SamplerChain:
         Raises:
             GrammarError: no token is allowed here.
             InvalidRequestError: logit biases forbid every token.
+            ModelError: the model's logits are not numbers.
         """
         llama_cpp = library()
-        candidates.fill(context.logits(row))
+        logits = context.logits(row)
+        if not np.isfinite(logits.max()):  # samplers sort, and NaN has no place in an order
+            raise ModelError(
+                "The model's logits are not numbers: its weights are damaged, or the RoPE settings "
+                "or the KV type do not suit it."
+            )
+        candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._pointer, candidates.reference)
         chosen = candidates.selected()
         if chosen is None or not np.isfinite(chosen[1]):
@@ -132,9 +142,7 @@ class SamplerChain:
                 "The grammar allows no token of this vocabulary here; check that it can end, and "
                 "that logit_bias does not forbid what it needs."
             )
-        return InvalidRequestError(
-            "No token has a finite logit: logit_bias forbids all of them, or the model is damaged."
-        )
+        return InvalidRequestError("logit_bias forbids every token of the vocabulary.")
 
     def close(self) -> None:
         """Free the chain and its parts; harmless twice."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from langchain_swarmkv.errors import ForkedProcessError
@@ -28,8 +28,8 @@ class Channel(Generic[Item]):
         self._ended = False
         self._error: BaseException | None = None
         self._changed = threading.Condition(threading.Lock())
-        self._waiters: list[_Waiter] = []
-        self._end_waiters: list[_Waiter] = []
+        self._item_waiters: set[_Waiter] = set()
+        self._end_waiters: set[_Waiter] = set()
         self._pid = os.getpid()
 
     @property
@@ -42,7 +42,7 @@ class Channel(Generic[Item]):
         with self._changed:
             self._items.append(item)
             self._changed.notify_all()
-            waiters, self._waiters = self._waiters, []
+            waiters = _take_all(self._item_waiters)
         _wake(waiters)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -53,8 +53,7 @@ class Channel(Generic[Item]):
             self._ended = True
             self._error = error
             self._changed.notify_all()
-            waiters = self._waiters + self._end_waiters
-            self._waiters, self._end_waiters = [], []
+            waiters = _take_all(self._item_waiters) + _take_all(self._end_waiters)
         _wake(waiters)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
@@ -88,37 +87,34 @@ class Channel(Generic[Item]):
             yield from items
         self._raise_error()
 
-    async def read_async(self) -> AsyncIterator[Item]:
-        """Like `read`, without blocking the loop."""
+    async def item(self, place: int) -> Item:
+        """The item at `place`, when it has come; for a reader that must not block its loop.
+
+        Raises:
+            StopAsyncIteration: the stream ended before it; or the stream's error.
+        """
         self._check_process()
-        place = 0
         while True:
             with self._changed:
-                items = self._items[place:]
-                future = None if items or self._ended else self._register(self._waiters)
-            if future is not None:
-                await self._woken(future, self._waiters)
-                continue
-            if not items:
-                break
-            place += len(items)
-            for item in items:
-                yield item
-        self._raise_error()
+                if place < len(self._items):
+                    return self._items[place]
+                future = None if self._ended else self._register(self._item_waiters)
+            if future is None:
+                self._raise_error()
+                raise StopAsyncIteration
+            await self._woken(future, self._item_waiters)
 
-    def _register(self, waiters: list[_Waiter]) -> asyncio.Future[None]:
+    def _register(self, waiters: set[_Waiter]) -> _Waiter:
         future = asyncio.get_running_loop().create_future()
-        waiters.append(future)
+        waiters.add(future)
         return future
 
-    async def _woken(self, future: asyncio.Future[None], waiters: list[_Waiter]) -> None:
+    async def _woken(self, future: _Waiter, waiters: set[_Waiter]) -> None:
         try:
             await future
-        except asyncio.CancelledError:
+        finally:
             with self._changed:
-                if future in waiters:
-                    waiters.remove(future)
-            raise
+                waiters.discard(future)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -129,6 +125,12 @@ class Channel(Generic[Item]):
             raise ForkedProcessError("This request belongs to the parent process.")
 
 
+def _take_all(waiters: set[_Waiter]) -> list[_Waiter]:
+    taken = list(waiters)
+    waiters.clear()
+    return taken
+
+
 def _wake(waiters: list[_Waiter]) -> None:
     for future in waiters:
         try:
@@ -137,6 +139,6 @@ def _wake(waiters: list[_Waiter]) -> None:
             pass  # NOTE: that loop was closed while it waited; nobody is there to wake.
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def _resolve(future: _Waiter) -> None:
     if not future.done():
         future.set_result(None)

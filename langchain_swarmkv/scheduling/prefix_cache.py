@@ -110,10 +110,6 @@ class PrefixCache:
             return None
         return PrefixMatch(max(ahead, key=self._ledger.num_tokens), found.num_tokens)
 
-    def num_written(self, seq_id: int) -> int | None:
-        """Tokens of a running sequence; None if it runs no more."""
-        return self._ledger.num_tokens(seq_id) if seq_id in self._running else None
-
     def is_resident(self, namespace: str, tokens: Sequence[int]) -> bool:
         """Whether all of `tokens` could be forked now."""
         found = self.computed_match(namespace, tokens)
@@ -172,28 +168,44 @@ class PrefixCache:
     # -- opening and closing sequences -----------------------------------------------------------
 
     def open(
-        self, namespace: str, tokens: Sequence[int], match: PrefixMatch | None
+        self, namespace: str, tokens: Sequence[int], match: PrefixMatch | None, num_cells: int
     ) -> tuple[int, int] | None:
-        """Take a sequence id for a request that will hold `tokens`, forked from `match` if any.
+        """Open a sequence for a request that will hold `tokens`, forked from `match` if any.
+
+        `num_cells` is what the request and those that run may come to need together; less what is
+        shared, so much is free afterwards.
 
         Returns:
-            (seq_id, number of tokens shared), or None if no sequence id can be had.
+            (seq_id, number of tokens shared), or None if a sequence id or cells must be waited for.
         """
+        if num_cells - _shared(match) > self.free_cells_after_eviction():
+            return None
         seq_id = self._take_id(match.seq_id if match else None)
-        if seq_id is None and match is not None:
-            # Only the matched prefix could make way: then do without it.
+        if seq_id is None and not self._running:
+            # Nobody is there to wait for: the matched prefix itself makes way.
             match, seq_id = None, self._take_id(None)
         if seq_id is None:
             return None
-        shared = 0
         if match is not None:
-            shared = match.num_tokens
-            self._fork(match.seq_id, seq_id, shared)
-            if match.seq_id in self._residents:
-                self._residents[match.seq_id].last_used = next(self._clock)
+            self._fork(match.seq_id, seq_id, match.num_tokens)
+            self._touch(match.seq_id)
         self._running[seq_id] = namespace
         self._running_index.insert(namespace, tokens, seq_id)
-        return seq_id, shared
+        try:
+            # Exact now: cells shared with a prefix that may leave count as this sequence's own.
+            fits = self.make_room(num_cells - _shared(match))
+        except BaseException:
+            self.close(seq_id)
+            raise
+        if not fits:
+            self.close(seq_id)
+            return None
+        self.counters.num_forks += match is not None
+        return seq_id, _shared(match)
+
+    def _touch(self, seq_id: int) -> None:
+        if seq_id in self._residents:
+            self._residents[seq_id].last_used = next(self._clock)
 
     def _take_id(self, spare: int | None) -> int | None:
         if not self._free:
@@ -210,7 +222,6 @@ class PrefixCache:
             heapq.heappush(self._free, target)
             raise
         self._ledger.fork(source, target, num_tokens)
-        self.counters.num_forks += 1
 
     def written(self, seq_id: int, num_tokens: int) -> None:
         """Note that a decode appended `num_tokens` to a running sequence."""
@@ -262,26 +273,28 @@ class PrefixCache:
         if target is None:
             return
         self._fork(seq_id, target, len(tokens))
+        self.counters.num_forks += 1
         self._add_resident(target, namespace, tokens)
 
     # -- the store -------------------------------------------------------------------------------
 
-    def restore(self, namespace: str, tokens: Sequence[int], min_tokens: int) -> bool:
+    def restore(
+        self, namespace: str, tokens: Sequence[int], min_tokens: int, reserved_cells: int
+    ) -> bool:
         """Bring back a snapshot that shares at least `min_tokens` tokens, as a resident.
 
-        False: there is none, or it does not fit beside what may not leave.
+        Other residents may be evicted for it.
+
+        False: there is none, or it does not fit beside what may not leave and `reserved_cells`.
         """
         found = self._store.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
         if found is None:
             return False
         snapshot = found.snapshot
-        if snapshot.num_tokens > self.free_cells_after_eviction():
+        if not self.make_room(snapshot.num_tokens + reserved_cells):
             return False
         seq_id = self._take_id(None)
         if seq_id is None:
-            return False
-        if not self.make_room(snapshot.num_tokens):
-            heapq.heappush(self._free, seq_id)
             return False
         try:
             self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens)
@@ -352,6 +365,14 @@ class PrefixCache:
         self._resident_index.check()
         named = sorted([*self._free, *self._running, *self._residents])
         assert named == list(range(self._engine.limits.max_sequences)), named
+        assert len(self._running_index) == len(self._running)
+        assert len(self._resident_index) == len(self._residents)
+        for seq_id in self._residents:
+            assert len(self._resident_index.tokens_of(seq_id)) == self._ledger.num_tokens(seq_id)
         for seq_id in named:
             held, real = self._ledger.num_tokens(seq_id), self._engine.num_tokens(seq_id)
             assert held == real, f"sequence {seq_id}: {held} tokens in the ledger, {real} in truth"
+
+
+def _shared(match: PrefixMatch | None) -> int:
+    return match.num_tokens if match else 0

@@ -31,16 +31,22 @@ class _Entry:
         self.engine: SwarmEngine | None = None
         self.num_users = 0
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether its engine was closed, by hand or by a failure, while it had users."""
+        return self.engine is not None and self.engine.closed
+
 
 @dataclass
 class _Registry:
-    lock: threading.Lock
+    lock: threading.RLock
+    """Re-entrant: the collector may find a user that gives its engine back here."""
     engines: dict[_EngineKey, _Entry]
     tokenizers: dict[_FileVersion, Tokenizer]
 
 
 def _empty() -> _Registry:
-    return _Registry(threading.Lock(), {}, {})
+    return _Registry(threading.RLock(), {}, {})
 
 
 _registry = _empty()
@@ -66,11 +72,13 @@ def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30
     """
     key = config, snapshot_memory_bytes, _version(config.model_path)
     with _registry.lock:
-        entry = _registry.engines.setdefault(key, _Entry())
+        entry = _registry.engines.get(key)
+        if entry is None or entry.is_dead:
+            entry = _registry.engines[key] = _Entry()
         entry.num_users += 1
     try:
         with entry.lock:
-            if entry.engine is None or entry.engine.closed:
+            if entry.engine is None:
                 entry.engine = SwarmEngine(config, snapshot_memory_bytes=snapshot_memory_bytes)
             return entry.engine
     except BaseException:
@@ -80,20 +88,20 @@ def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30
 
 def release_engine(engine: SwarmEngine) -> None:
     """Give an engine back; the last user closes it. One that is not registered is left alone."""
-    with _registry.lock:
-        found = [(key, entry) for key, entry in _registry.engines.items() if entry.engine is engine]
-    for key, entry in found:
-        if _drop_user(key, entry):
+    for key in tuple(_registry.engines):
+        entry = _registry.engines.get(key)
+        if entry is not None and entry.engine is engine and _drop_user(key, entry):
             engine.close()
 
 
 def _drop_user(key: _EngineKey, entry: _Entry) -> bool:
+    """Count one user less; True if it was the last of an entry that is still registered."""
     with _registry.lock:
         entry.num_users -= 1
-        if entry.num_users == 0:
-            _registry.engines.pop(key, None)
-            return True
-        return False
+        if entry.num_users > 0 or _registry.engines.get(key) is not entry:
+            return False
+        del _registry.engines[key]
+        return True
 
 
 def acquire_tokenizer(model_path: Path) -> Tokenizer:

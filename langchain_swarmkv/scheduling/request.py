@@ -135,8 +135,10 @@ class Request:
         self.sampler: Sampler | None = None
         self.seed = params.seed or 0
         self.prefix_source = PrefixSource.NONE
-        self.waits_for: tuple[int, int] | None = None
-        """(seq_id, num_tokens): a running sequence whose prefill is to be forked at that length."""
+        self.prefix_was_restored = False
+        """Whether its prefix came back from the store, perhaps some steps before it is admitted."""
+        self.waits_for: tuple[Request, int] | None = None
+        """(leader, num_tokens): a request whose prefill is to be forked at that length."""
         self.branch_points: set[int] = set()
         """Lengths of this prompt at which others wait to fork; prefill chunks end there."""
 
@@ -166,6 +168,14 @@ class Request:
     def remaining_prompt(self) -> int:
         """Prompt tokens that are not in the cache yet."""
         return max(0, self.num_prompt_tokens - self.num_written)
+
+    @property
+    def is_prefix_pending(self) -> bool:
+        """Whether the prefix that this request waits for is still being computed."""
+        if self.waits_for is None:
+            return False
+        leader, num_tokens = self.waits_for
+        return leader.status is RequestStatus.PREFILL and leader.num_written < num_tokens
 
     def next_stop(self) -> int:
         """Where the next prefill chunk must end at the latest."""
@@ -249,11 +259,29 @@ class Request:
         )
 
 
+class _AsyncChunks(AsyncIterator[TokenChunk]):
+    """The chunks of a handle, which it keeps alive.
+
+    No async generator: a dropped one lives on until its event loop, if that still runs, ends it.
+    """
+
+    def __init__(self, handle: RequestHandle, channel: Channel[TokenChunk]) -> None:
+        self._handle = handle
+        self._channel = channel
+        self._place = 0
+
+    async def __anext__(self) -> TokenChunk:
+        chunk = await self._channel.item(self._place)
+        self._place += 1
+        return chunk
+
+
 class RequestHandle:
     """A submitted request. Iterate it, from sync or async code, or ask for the `result`.
 
-    Each iteration starts from the first chunk. Dropping the last reference cancels the request, as
-    does leaving it as a context manager; a finished request is not affected by either.
+    Each iteration starts from the first chunk. Dropping the last reference to it and its iterators
+    cancels the request, as does leaving it as a context manager; a finished request is not affected
+    by either.
     """
 
     def __init__(self, request: Request, cancel: Callable[[Request], None], owner: object) -> None:
@@ -264,11 +292,12 @@ class RequestHandle:
 
     def __iter__(self) -> Iterator[TokenChunk]:
         """Chunks as they come; the request's error, if any, is raised after the last."""
-        return self._request.channel.read()
+        # A generator of this method, so that the handle lives as long as the iterator.
+        yield from self._request.channel.read()
 
     def __aiter__(self) -> AsyncIterator[TokenChunk]:
         """Chunks as they come, on any event loop."""
-        return self._request.channel.read_async()
+        return _AsyncChunks(self, self._request.channel)
 
     def result(self, timeout_seconds: float | None = None) -> RequestResult:
         """Wait for the whole answer.

@@ -7,6 +7,7 @@ decoding request first and prefill chunks after, so that answers stream while a 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -144,6 +145,11 @@ class Scheduler:
         with self.lock:
             self._count(plan, self._clock() - started)
             for part in plan.parts:
+                part.request.num_written += part.num_tokens
+                self.cache.written(part.request.seq_id, part.num_tokens)
+        self._report_progress(plan)
+        with self.lock:
+            for part in plan.parts:
                 self._commit(part)
 
     def reap(self) -> None:
@@ -166,7 +172,7 @@ class Scheduler:
         or a large request would never get its turn.
         """
         for request in list(self._waiting):
-            if self._is_prefix_pending(request):
+            if request.is_prefix_pending:
                 continue
             try:
                 admitted = self._try_admit(request)
@@ -180,62 +186,46 @@ class Scheduler:
                     break
                 self._abandon(request, self._pinned_error(request))
 
-    def _is_prefix_pending(self, request: Request) -> bool:
-        if request.waits_for is None:
-            return False
-        seq_id, num_tokens = request.waits_for
-        written = self.cache.num_written(seq_id)
-        if written is not None and written < num_tokens:
-            return True
-        request.waits_for = None
-        return False
-
     def _try_admit(self, request: Request) -> bool:
+        request.waits_for = None
         # At least the last prompt token is computed, for its logits; a prefill-only request needs
         # none.
         generates = request.params.max_tokens > 0
         reusable = request.tokens[:-1] if generates else request.tokens
-        match = self.cache.computed_match(request.namespace, reusable)
-        shared = match.num_tokens if match else 0
-        planned = self.cache.planned_match(request.namespace, reusable)
-        if planned is not None and planned.num_tokens >= shared + MIN_SHARED_TOKENS:
+        cache, namespace = self.cache, request.namespace
+        match = cache.computed_match(namespace, reusable)
+        worth_tokens = (match.num_tokens if match else 0) + MIN_SHARED_TOKENS
+        planned = cache.planned_match(namespace, reusable)
+        if planned is not None and planned.num_tokens >= worth_tokens:
             self._wait_for(request, planned)
             return False
-        source = PrefixSource.RESIDENT if match else PrefixSource.NONE
-        if self.cache.restore(request.namespace, reusable, shared + MIN_SHARED_TOKENS):
-            match = self.cache.computed_match(request.namespace, reusable)
-            source = PrefixSource.MEMORY
-        return self._open(request, match, source)
-
-    def _wait_for(self, request: Request, planned: PrefixMatch) -> None:
-        request.waits_for = planned.seq_id, planned.num_tokens
-        for leader in self._running:
-            if leader.seq_id == planned.seq_id:
-                leader.branch_points.add(planned.num_tokens)
-
-    def _open(self, request: Request, match: PrefixMatch | None, source: PrefixSource) -> bool:
-        promised = request.max_total_tokens + sum(r.reserved_cells for r in self._running)
-        shared = match.num_tokens if match else 0
-        if promised - shared > self.cache.free_cells_after_eviction():
-            return False
-        opened = self.cache.open(request.namespace, request.tokens, match)
+        reserved_cells = sum(running.reserved_cells for running in self._running)
+        if cache.restore(namespace, reusable, worth_tokens, reserved_cells):
+            request.prefix_was_restored = True
+        # Anew, since what was matched may have made way for a snapshot.
+        match = cache.computed_match(namespace, reusable)
+        opened = cache.open(
+            namespace, request.tokens, match, reserved_cells + request.max_total_tokens
+        )
         if opened is None:
             return False
-        # Exact now: the cells shared with a prefix that may leave count as this sequence's own.
-        seq_id, shared = opened
-        if not self.cache.make_room(promised - shared):
-            self.cache.close(seq_id)
-            return False
-        self._start(request, seq_id, shared, source)
+        self._start(request, *opened)
         return True
 
-    def _start(self, request: Request, seq_id: int, shared: int, source: PrefixSource) -> None:
+    def _wait_for(self, request: Request, planned: PrefixMatch) -> None:
+        (leader,) = (running for running in self._running if running.seq_id == planned.seq_id)
+        leader.branch_points.add(planned.num_tokens)
+        request.waits_for = leader, planned.num_tokens
+
+    def _start(self, request: Request, seq_id: int, shared: int) -> None:
         self._waiting.remove(request)
         self._running.append(request)
         request.status = RequestStatus.PREFILL
         request.seq_id = seq_id
         request.num_cached_tokens = request.num_written = shared
-        request.prefix_source = source if shared else PrefixSource.NONE
+        if shared:
+            restored = request.prefix_was_restored
+            request.prefix_source = PrefixSource.MEMORY if restored else PrefixSource.RESIDENT
         request.admitted_at = self.now
         counters = self._counters
         counters.prefix_cache_queries += 1
@@ -249,15 +239,17 @@ class Scheduler:
             self._finish(request, "length")
 
     def _pinned_error(self, request: Request) -> ContextBudgetError:
-        pinned = self.cache.cells_pinned
-        total = self._engine.limits.num_cells
+        limits, cache = self._engine.limits, self.cache
+        no_ids = cache.num_pinned == limits.max_sequences
         return ContextBudgetError(
-            f"{request.name!r} needs {request.max_total_tokens} cells (prompt and max_tokens), but "
-            f"pinned prefixes hold {pinned} of n_ctx={total} and nothing else is left to wait for. "
-            "Release a pinned document, or raise n_ctx.",
+            f"{request.name!r} needs {request.max_total_tokens} cells (prompt and max_tokens) and "
+            f"a sequence id, but pinned prefixes hold {cache.cells_pinned} of "
+            f"n_ctx={limits.num_cells} cells and {cache.num_pinned} of "
+            f"max_sequences={limits.max_sequences} ids, and nothing else is left to wait for. "
+            "Release a pinned document, or raise the limit.",
             needed_tokens=request.max_total_tokens,
-            limit_tokens=total - pinned,
-            limit_name="n_ctx",
+            limit_tokens=0 if no_ids else limits.num_cells - cache.cells_pinned,
+            limit_name="max_sequences" if no_ids else "n_ctx",
         )
 
     # -- planning --------------------------------------------------------------------------------
@@ -299,7 +291,8 @@ class Scheduler:
         # code part of the batch may be in the cache (llama.h): none of its sequences can be kept.
         parts = plan.parts[-1:] if isinstance(error, NoRoomError) else plan.parts
         for part in parts:
-            self._abandon(part.request, error)
+            # Each its own, for those who catch it may add notes to it.
+            self._abandon(part.request, copy.copy(error).with_traceback(error.__traceback__))
 
     def _count(self, plan: _Plan, seconds: float) -> None:
         counters = self._counters
@@ -315,10 +308,21 @@ class Scheduler:
 
     # -- committing ------------------------------------------------------------------------------
 
+    def _report_progress(self, plan: _Plan) -> None:
+        """Call the listeners, without the lock: theirs may be held by one who wants ours."""
+        for request in [part.request for part in plan.parts]:
+            if request.status is not RequestStatus.PREFILL:
+                continue
+            try:
+                request.report_progress()
+            except Exception as error:
+                with self.lock:
+                    self._abandon(request, error)
+
     def _commit(self, part: _Part) -> None:
         request = part.request
-        request.num_written += part.num_tokens
-        self.cache.written(request.seq_id, part.num_tokens)
+        if request.status is RequestStatus.FINISHED:
+            return
         if request.status is RequestStatus.PREFILL:
             self._commit_prefill(request)
         if part.row is not None:
@@ -328,7 +332,6 @@ class Scheduler:
                 self._abandon(request, error)
 
     def _commit_prefill(self, request: Request) -> None:
-        request.report_progress()
         if request.num_written in request.branch_points:
             request.branch_points.discard(request.num_written)
             if not self._engine.limits.can_cut:
@@ -370,36 +373,40 @@ class Scheduler:
     # -- ending ----------------------------------------------------------------------------------
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        written = (request.tokens + request.output_tokens)[: request.num_written]
-        if request.keep_prefix or request.pin is not None:
-            self._leave(request)
-            self.cache.keep(request.seq_id, written, request.pin)
-        else:
-            self._leave(request)
-            self.cache.close(request.seq_id)
+        keep = request.keep_prefix or request.pin is not None or self._is_awaited(request)
+        self._vacate(request, keep=keep, pin=request.pin)
         self._counters.num_finished += 1
         if request.prefilled_at is None:
             request.prefilled_at = self.now
         request.finish(reason, self.now)
 
-    def _abandon(self, request: Request, error: SwarmKVError) -> None:
+    def _abandon(self, request: Request, error: Exception) -> None:
         """End a request with an error, wherever it is.
 
         What it has computed is kept only if others wait for it.
         """
-        was_running = request in self._running
-        self._leave(request)
-        if was_running:
-            is_awaited = any(
-                other.waits_for and other.waits_for[0] == request.seq_id for other in self._waiting
-            )
-            if is_awaited and not isinstance(error, DecodeError):
-                self.cache.keep(request.seq_id, request.tokens[: request.num_written], None)
-            else:
-                self.cache.close(request.seq_id)
+        if request in self._running:
+            keep = self._is_awaited(request) and not isinstance(error, DecodeError)
+            self._vacate(request, keep=keep, pin=None)
+        else:
+            self._waiting.remove(request)
         if not isinstance(error, RequestCancelledError):
             self._counters.num_failed += 1
         request.fail(error, self.now)
+
+    def _is_awaited(self, request: Request) -> bool:
+        return any(
+            other.waits_for is not None and other.waits_for[0] is request for other in self._waiting
+        )
+
+    def _vacate(self, request: Request, *, keep: bool, pin: str | None) -> None:
+        """Take a running request's sequence, and leave what it wrote as a prefix if `keep`."""
+        self._leave(request)
+        if keep:
+            written = (request.tokens + request.output_tokens)[: request.num_written]
+            self.cache.keep(request.seq_id, written, pin)
+        else:
+            self.cache.close(request.seq_id)
 
     def _leave(self, request: Request) -> None:
         if request in self._running:
@@ -417,6 +424,7 @@ class Scheduler:
                 error = EngineClosedError(f"The engine was closed while {request.name!r} ran.")
                 error.__cause__ = cause
                 self._leave(request)
+                self._counters.num_failed += 1
                 request.fail(error, self.now)
 
     # -- numbers ---------------------------------------------------------------------------------

@@ -226,8 +226,10 @@ class SwarmEngine:
     def __del__(self) -> None:
         loop: _EngineLoop | None = getattr(self, "_loop", None)
         if loop is not None and not loop.closed and os.getpid() == loop.pid:
+            # NOTE: no waiting for the engine thread. The collector runs this on any thread, which
+            # may hold what the engine thread needs to get to its end.
+            loop.stop()
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            loop.close()
 
     def __repr__(self) -> str:
         name = self.facts.name if hasattr(self, "facts") else "not loaded"
@@ -257,7 +259,8 @@ class _EngineLoop:
         self._mixed_prefill_tokens = (
             engine.mixed_prefill_tokens if isinstance(engine, EngineConfig) else 128
         )
-        self._changed = threading.Condition(threading.Lock())
+        # Re-entrant: the collector may call `stop` in the middle of one of the sections below.
+        self._changed = threading.Condition(threading.RLock())
         self._inbox: deque[Request] = deque()
         self._calls: deque[_Call] = deque()
         self._is_started = threading.Event()
@@ -319,15 +322,17 @@ class _EngineLoop:
             return self._last_statistics
         return self.scheduler.statistics()
 
-    def close(self) -> None:
-        if os.getpid() != self.pid:
-            return  # the parent's engine: nothing of it can or must be freed here
+    def stop(self) -> None:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
+
+    def close(self) -> None:
+        if os.getpid() != self.pid:
+            return  # the parent's engine: nothing of it can or must be freed here
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        _open_loops.discard(self)
 
     # -- the engine thread -----------------------------------------------------------------------
 

@@ -37,11 +37,13 @@ class TextStream:
         if not self._stop:
             return text
         pending = self._held + text
-        found = [at for at in map(pending.find, self._stop) if at >= 0]
+        # The first to be complete, wherever the text was cut into tokens; of several that end
+        # together, the one that begins first.
+        found = [(at + len(s), at) for s in self._stop if (at := pending.find(s)) >= 0]
         if found:
             self.stopped = True
             self._held = ""
-            return pending[: min(found)]
+            return pending[: min(found)[1]]
         keep = max(_overlap(pending, stop) for stop in self._stop)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]

@@ -1,0 +1,80 @@
+# make demo   the patent example on a real model          make test   all tests
+# Needs Python 3.10+, a C++ compiler and make; everything else comes from the package index.
+
+PYTHON ?= python3
+VENV   ?= .venv
+TEST   ?= tests
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# Without ninja, CMake falls back to make, which compiles one file at a time unless told.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+
+.PHONY: help demo install test test-unit format lint type bench-floor clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help:  ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo
+	@echo "  PYTHON=python3.12   the Python to make $(VENV) with (3.10 or newer)"
+	@echo "  TEST=tests/x.py     what make test and make test-unit run"
+	@echo "  ARGS='--json o.json'  more options for make demo"
+
+demo: $(VENV)/.installed-demo  ## Run the patent example on SmolLM2
+	@$(BIN)/swarmkv demo $(ARGS)
+
+install: $(VENV)/.installed-dev  ## Install the package with all that tests and linters need
+
+test: $(VENV)/.installed-dev  ## Run all tests (TEST=path for some)
+	$(BIN)/python -m pytest $(TEST)
+
+test-unit: TEST = tests/unit_tests
+test-unit: $(VENV)/.installed-dev  ## Run the unit tests, on generated models (TEST=path for some)
+	$(BIN)/python -m pytest $(TEST)
+
+format: $(VENV)/.installed-dev  ## Format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.installed-dev type  ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: $(VENV)/.installed-dev  ## Check types (mypy strict)
+	$(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis
+
+bench-floor: $(VENV)/.installed-dev  ## Engine against a bare llama_decode loop (run it alone on the machine)
+	$(BIN)/python benchmarks/floor.py
+
+clean:  ## Remove the virtual environment and all caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.installed-demo: EXTRAS = demo
+$(VENV)/.installed-dev: EXTRAS = demo,test,lint,bench
+
+# The stamps say that pyproject.toml, as it now is, has been installed.
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
+	@echo "==> Installing langchain-swarmkv[$(EXTRAS)] into $(VENV)"
+	@echo "==> llama-cpp-python is compiled here: building llama.cpp takes about 8 minutes on 2 cores, once"
+	@echo "    (pip prints 'Building wheel for llama-cpp-python' meanwhile, and keeps what it built)"
+	@$(PIP) install --progress-bar off --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null \
+	  || { echo "error: no $(PYTHON) found; install Python 3.10 or newer, or name one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.10 or newer is needed: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "error: $(PYTHON) cannot make virtual environments (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@compilers="$${CXX:-c++ g++ clang++}"; for compiler in $$compilers; do \
+	    command -v "$$compiler" >/dev/null && exit 0; done; \
+	  echo "error: no C++ compiler found ($$compilers); llama.cpp is compiled here (on Debian: apt-get install g++)" >&2; exit 1
+	@echo "==> Making $(VENV) with $$($(PYTHON) -V 2>&1)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@

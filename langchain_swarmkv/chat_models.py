@@ -1,0 +1,511 @@
+"""The chat model: LangChain in front, one shared engine behind.
+
+A call goes messages -> token ids (`prompts`) -> `SwarmEngine.submit` -> chunks. Sync and async,
+streamed and whole, all take this one way; `_generate` folds what `_stream` yields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from typing_extensions import Self, override
+
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.prompts.answers import last_chunk, text_chunk
+from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
+from langchain_swarmkv.prompts.encoder import PromptEncoder
+from langchain_swarmkv.prompts.messages import as_messages
+from langchain_swarmkv.prompts.session import Seat
+from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
+
+__all__ = ["ChatSwarmKV"]
+
+_ENGINE_FIELDS = tuple(EngineConfig.model_fields)
+_SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
+_CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens")
+
+_Settings = TypeVar("_Settings", bound=BaseModel)
+ProgressCallback = Callable[[PrefillProgress], None]
+
+
+class ChatSwarmKV(BaseChatModel):
+    """A local model on llama.cpp whose callers share prefixes and decode together.
+
+        llm = ChatSwarmKV(model_path="model.gguf", n_ctx=8192, max_tokens=256)
+        llm.invoke("Hello")
+
+    Nothing is loaded before the first call. Objects with equal engine settings, and all copies of
+    one, share one engine in the process, from any number of threads and event loops. Close it, or
+    use it as a context manager; the last user closes the engine.
+
+    A call takes, besides `stop`, every sampling field by keyword (`invoke(..., max_tokens=20)`,
+    `bind(seed=1)`), and:
+
+        keep_prefix: False frees the cells of prompt and answer at the end (a one-shot branch).
+        request_name: for statistics and messages.
+        required_prefix_tokens: see only that many tokens of the system messages' prefix.
+
+    Raises (any call):
+        PromptError: the messages cannot be made into a prompt.
+        ConfigurationError: an unknown or wrong option.
+        ContextBudgetError: prompt and max_tokens can never fit.
+        ModelError: the model cannot be loaded.
+        RequestError, EngineError: see `errors`.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    # The engine; `EngineConfig` documents and checks these.
+    model_path: Path | None = None
+    n_ctx: int = 8192
+    n_batch: int = 512
+    n_ubatch: int | None = None
+    max_sequences: int = 64
+    mixed_prefill_tokens: int = 128
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    n_gpu_layers: int = 0
+    device: str | None = None
+    flash_attention: FlashAttention = FlashAttention.AUTO
+    kv_type_k: KVType = KVType.F16
+    kv_type_v: KVType = KVType.F16
+    use_mmap: bool = True
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+
+    # Sampling; `SamplingParams` documents and checks these.
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window_tokens: int = 64
+    seed: int | None = None
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    grammar: str | None = None
+    ignore_eos: bool = False
+
+    engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
+    """Use this engine instead of loading `model_path`. It stays its owner's to close."""
+    snapshot_memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Host memory for prefixes that had to leave the pool."""
+    chat_template: str | None = None
+    """Jinja source; None: the model's own template, or plain words if it has none."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """More variables for the template, such as `enable_thinking`."""
+    cache_salt: str = Field(default="", repr=False)
+    """Prefixes are shared only between equal salts: one for each tenant keeps them apart."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds a request may take, waiting included."""
+
+    _seat: Seat = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if (self.engine is None) == (self.model_path is None):
+            raise ValueError("give either model_path or engine.")
+        ignored = sorted(self.model_fields_set & {*_ENGINE_FIELDS, "snapshot_memory_bytes"})
+        if self.engine is not None and ignored:
+            raise ValueError(f"{', '.join(ignored)}: the engine that was given has its own.")
+        self._sampling_params(None, {})
+        self._seat = Seat(self._engine_key)
+        return self
+
+    # -- the engine ------------------------------------------------------------------------------
+
+    @property
+    def engine_config(self) -> EngineConfig | None:
+        """The settings of the engine that is loaded at the first call; None with `engine`."""
+        if self.model_path is None:
+            return None
+        return _validated(EngineConfig, {name: getattr(self, name) for name in _ENGINE_FIELDS})
+
+    @property
+    def model_name(self) -> str:
+        """The file's name without its ending, or the given engine's model."""
+        if self.engine is not None:
+            return self.engine.facts.name
+        assert self.model_path is not None
+        return self.model_path.stem
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's vocabulary; loads no weights and takes no lock.
+
+        Raises:
+            ModelError: the file cannot be used.
+        """
+        return self.engine.tokenizer if self.engine is not None else self._my_seat.tokenizer()
+
+    def engine_statistics(self) -> EngineStatistics:
+        """What the engine has done so far, for all its users."""
+        return self._engine().statistics()
+
+    def close(self) -> None:
+        """Give the engine back; harmless twice. Copies and other objects keep theirs."""
+        self._seat.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _engine_key(self) -> tuple[EngineConfig | None, int]:
+        return self.engine_config, self.snapshot_memory_bytes
+
+    @property
+    def _my_seat(self) -> Seat:
+        # Settings may have changed since: `model_copy(update=...)` asks nobody.
+        if self._seat.key != self._engine_key:
+            self._seat = self._seat.move(self._engine_key)
+        return self._seat
+
+    def _engine(self) -> SwarmEngine:
+        seat = self._my_seat
+        seat.check_open()
+        return self.engine if self.engine is not None else seat.engine()
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied._seat = self._seat.another()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        if self.engine is not None:
+            memo[id(self.engine)] = self.engine
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.engine is not None:
+            raise ConfigurationError(
+                "A ChatSwarmKV with an engine object cannot be pickled: the engine lives in this "
+                "process. Give model_path instead; it is opened again where it is unpickled."
+            )
+        return super().__getstate__()
+
+    # -- prompts ---------------------------------------------------------------------------------
+
+    @property
+    def _encoder(self) -> PromptEncoder:
+        return self._my_seat.encoder(self.tokenizer, self.chat_template, self.chat_template_kwargs)
+
+    def prompt_token_ids(
+        self, messages: LanguageModelInput, *, required_prefix_tokens: int | None = None
+    ) -> list[int]:
+        """The ids that a call with these messages (and this option) sends to the model."""
+        if required_prefix_tokens is None:
+            return self._encoder.encode(as_messages(messages))
+        return self._encoder.encode_slice(as_messages(messages), required_prefix_tokens)
+
+    def prefix_token_ids(self, messages: LanguageModelInput) -> list[int]:
+        """The ids that every conversation which begins with these messages begins with."""
+        return self._encoder.shared_prefix(as_messages(messages))
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    @override
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of the prompt that a call would send, the template's markup included.
+
+        Raises:
+            ConfigurationError: tools are given, which this model does not take.
+        """
+        if tools:
+            raise ConfigurationError("ChatSwarmKV takes no tools, so there are none to count.")
+        return len(self.prompt_token_ids(list(messages))) if messages else 0
+
+    # -- documents -------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        messages: LanguageModelInput,
+        *,
+        pin: bool = True,
+        config: RunnableConfig | None = None,
+        on_progress: ProgressCallback | None = None,
+        on_finish: Callable[[RequestStatistics], None] | None = None,
+    ) -> DocumentRef:
+        """Compute what all conversations that begin with these messages share.
+
+        Doing it again costs nothing while it is in the cache.
+
+        Args:
+            messages: usually one `document_message`.
+            pin: never evict it, until `release`.
+            config: of the run that asks; names the request.
+            on_progress: called on the engine's thread after each chunk; must be quick.
+            on_finish: called once at the end, on the calling thread.
+        """
+        ref, text, handle = self._start_prefill(messages, pin, config)
+        progress = _Progress(handle, on_progress)
+        with handle:
+            handle.result()
+        progress.finish()
+        if on_finish is not None:
+            on_finish(handle.statistics)
+        self._my_seat.remember(ref["digest"], text)
+        return ref
+
+    async def aprefill(
+        self,
+        messages: LanguageModelInput,
+        *,
+        pin: bool = True,
+        config: RunnableConfig | None = None,
+        on_progress: ProgressCallback | None = None,
+        on_finish: Callable[[RequestStatistics], None] | None = None,
+    ) -> DocumentRef:
+        """Like `prefill`; cancelling it stops the work within one chunk."""
+        ref, text, handle = await asyncio.to_thread(self._start_prefill, messages, pin, config)
+        progress = _Progress(handle, on_progress)
+        with handle:
+            await handle.aresult()
+        progress.finish()
+        if on_finish is not None:
+            on_finish(handle.statistics)
+        self._my_seat.remember(ref["digest"], text)
+        return ref
+
+    def _start_prefill(
+        self, given: LanguageModelInput, pin: bool, config: RunnableConfig | None
+    ) -> tuple[DocumentRef, str, RequestHandle]:
+        messages = as_messages(given)
+        ids = self._encoder.shared_prefix(messages)
+        text, instructions = document_parts(messages)
+        engine = self._engine()
+        ref = DocumentRef(
+            digest=document_digest(self.cache_salt, engine.facts.identity, ids),
+            num_tokens=len(ids),
+            model=engine.facts.identity,
+            text_key="document",
+            instructions=instructions,
+        )
+        handle = engine.submit(
+            ids,
+            SamplingParams(max_tokens=0),
+            name=_request_name(config),
+            cache_salt=self.cache_salt,
+            pin=ref["digest"] if pin else None,
+            timeout_seconds=self.timeout,
+        )
+        return ref, text, handle
+
+    def release(self, ref: DocumentRef) -> bool:
+        """Let the document be evicted. False: it was not pinned, which is harmless."""
+        engine = self.engine if self.engine is not None else self._my_seat.loaded_engine
+        return engine is not None and engine.release(ref["digest"])
+
+    def document_of(self, ref: DocumentRef) -> str | None:
+        """The text that this object, or a copy, prefilled for a reference; None: not known here."""
+        return self._my_seat.recall(ref["digest"])
+
+    # -- LangChain -------------------------------------------------------------------------------
+
+    def _submit(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> RequestHandle:
+        """Encode, load what is not loaded, and queue. May take a while: not for an event loop."""
+        params = self._sampling_params(stop, options)
+        tokens = self.prompt_token_ids(
+            messages, required_prefix_tokens=options.get("required_prefix_tokens")
+        )
+        return self._engine().submit(
+            tokens,
+            params,
+            name=options.get("request_name", ""),
+            cache_salt=self.cache_salt,
+            keep_prefix=options.get("keep_prefix", True),
+            timeout_seconds=self.timeout,
+        )
+
+    def _sampling_params(
+        self, stop: Sequence[str] | None, options: Mapping[str, Any]
+    ) -> SamplingParams:
+        # NOTE: `stream` is LangChain's own, it decides which of our methods is called.
+        unknown = set(options) - {*_SAMPLING_FIELDS, *_CALL_OPTIONS, "stream"}
+        if unknown:
+            raise ConfigurationError(
+                f"ChatSwarmKV does not know the option(s) {', '.join(sorted(unknown))}. A call "
+                f"takes {', '.join(sorted((*_SAMPLING_FIELDS, *_CALL_OPTIONS)))}.",
+                unknown=sorted(unknown),
+            )
+        values = {name: options.get(name, getattr(self, name)) for name in _SAMPLING_FIELDS}
+        if stop is not None:
+            values["stop"] = stop
+        return _validated(SamplingParams, values)
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        # Leaving the block in any way, an abandoned generator included, cancels the request.
+        with self._submit(messages, stop, kwargs) as handle:
+            for chunk in self._chunks(handle):
+                if run_manager:
+                    run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
+                yield chunk
+
+    def _chunks(self, handle: RequestHandle) -> Iterator[ChatGenerationChunk]:
+        for piece in handle:
+            if piece.text:
+                yield text_chunk(piece.text)
+        yield last_chunk(handle.result(), self.model_name, self.tokenizer)
+
+    @override
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        # NOTE: cancelled here, the thread goes on and its handle is dropped, which cancels too.
+        with await asyncio.to_thread(self._submit, messages, stop, kwargs) as handle:
+            async with aclosing(self._achunks(handle)) as chunks:
+                async for chunk in chunks:
+                    if run_manager:
+                        await run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
+                    yield chunk
+
+    async def _achunks(self, handle: RequestHandle) -> AsyncGenerator[ChatGenerationChunk]:
+        async for piece in handle:
+            if piece.text:
+                yield text_chunk(piece.text)
+        yield last_chunk(await handle.aresult(), self.model_name, self.tokenizer)
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+    @override
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        stream = self._astream(messages, stop, run_manager, **kwargs)
+        return generate_from_stream(iter([chunk async for chunk in stream]))
+
+    @property
+    def _llm_type(self) -> str:
+        return "swarmkv"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that changes an answer: LangChain's response cache takes this as its key."""
+        config = self.engine_config
+        return {
+            "model": config.model_dump(mode="json") if config else None,
+            "model_identity": _file_identity(config.model_path) if config else self._given_identity,
+            # LangChain puts the stop of a call under "stop", where it would hide the field's.
+            "default_stop": self.stop,
+            **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            # Traces and caches get to see these parameters, and a salt is a secret.
+            "cache_salt": hashlib.sha256(self.cache_salt.encode()).hexdigest(),
+        }
+
+    @property
+    def _given_identity(self) -> str:
+        assert self.engine is not None
+        return self.engine.facts.identity
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop or list(self.stop) or None, **kwargs)
+        params["ls_provider"] = "swarmkv"
+        params["ls_model_name"] = self.model_name
+        return params
+
+
+class _Progress:
+    """Tells a listener how far a prefill is, and that it has ended."""
+
+    def __init__(self, handle: RequestHandle, listener: ProgressCallback | None) -> None:
+        self._handle = handle
+        self._listener = listener
+        self._told: PrefillProgress | None = None
+        if listener is not None:
+            handle.on_progress(self._tell)
+
+    def _tell(self, progress: PrefillProgress) -> None:
+        assert self._listener is not None
+        self._told = progress
+        self._listener(progress)
+
+    def finish(self) -> None:
+        """Tell the end, unless the last chunk was told already."""
+        if self._listener is not None and self._told != self._handle.progress:
+            self._tell(self._handle.progress)
+
+
+def _validated(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        faults = (
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()
+        )
+        raise ConfigurationError("; ".join(faults)) from None
+
+
+def _request_name(config: RunnableConfig | None) -> str:
+    metadata = (config or {}).get("metadata") or {}
+    return str(metadata.get("langgraph_node", ""))
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Size and time of change: a file that was replaced is another model."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,242 @@
+"""The node that answers one question about the document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    ContextBudgetError,
+    DocumentMissingError,
+    PromptError,
+)
+from langchain_swarmkv.graph.node_run import NodeRun, check_llm, read_key
+from langchain_swarmkv.graph.state import FINDINGS_KEY
+from langchain_swarmkv.graph.tasks import Task, check_task, task_messages
+from langchain_swarmkv.prompts.document import (
+    DEFAULT_INSTRUCTIONS,
+    DocumentRef,
+    document_message,
+)
+
+__all__ = ["AnalystNode"]
+
+
+class AnalystNode(Runnable[Any, dict[str, Any]]):
+    """Asks one question about the document, on a fork of its KV cache.
+
+    A LangGraph node for any `StateGraph`; sync and async. Its prompt is always the whole prompt,
+    `[system: instructions and document] [user: task]`: what of it is in the cache is reused, and
+    what is not is computed, so that it never answers without the document.
+
+    The text comes from the state: under `document_key` if that is given, else under the key that
+    the `DocumentRef` names. Where the state has only the reference (as `Send` may pass it on), the
+    text that this process prefilled for it is used.
+
+    Tokens go out on the `messages` stream, and one `analyst` event at the end on `custom`.
+
+    Args:
+        llm: the model that answers.
+        task: a text, a prompt template whose variables are state keys, or a function of the state.
+        name: name of the finding; None: the node's name in the graph. Copies that `Send` starts get
+            their number: `section[0]`, `section[1]`, ...
+        max_tokens: most tokens of the answer; None: the model's setting.
+        output_key: state key of the answer, a string; None: `{name: answer}` under `findings`.
+        document_key: state key of the text; None: the reference's, or "document" without one.
+        ref_key: state key of the `DocumentRef`.
+        required_prefix_tokens: read only that many tokens of the shared part, and start as soon as
+            they are in the cache.
+        max_task_tokens: most prompt tokens after the shared part, the template's markup included;
+            needed for the budget where the task depends on the state, and kept to when it runs.
+        max_fanout: how many copies `Send` starts at most at once; for the budget.
+    """
+
+    def __init__(
+        self,
+        llm: ChatSwarmKV,
+        task: Task,
+        *,
+        name: str | None = None,
+        max_tokens: int | None = None,
+        output_key: str | None = None,
+        document_key: str | None = None,
+        ref_key: str = "document_ref",
+        required_prefix_tokens: int | None = None,
+        max_task_tokens: int | None = None,
+        max_fanout: int | None = None,
+    ) -> None:
+        check_llm(llm)
+        check_task(task)
+        _check_positive(
+            max_tokens=max_tokens,
+            required_prefix_tokens=required_prefix_tokens,
+            max_task_tokens=max_task_tokens,
+            max_fanout=max_fanout,
+        )
+        self.llm = llm
+        self.task = task
+        self.name = name
+        self.max_tokens = max_tokens
+        self.output_key = output_key
+        self.document_key = document_key
+        self.ref_key = ref_key
+        self.required_prefix_tokens = required_prefix_tokens
+        self.max_task_tokens = max_task_tokens
+        self.max_fanout = max_fanout
+
+    def invoke(
+        self,
+        input: Any,
+        # Spelled so that LangGraph passes it to a bound method too (`add_node("a", node.ainvoke)`).
+        config: Optional[RunnableConfig] = None,  # noqa: UP045
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Answer for one state.
+
+        Returns:
+            `{"findings": {name: answer}}`, or `{output_key: answer}`.
+
+        Raises:
+            DocumentMissingError: neither the state nor this process has the document.
+            PromptError: the task or the document is no text.
+            ContextBudgetError: it does not fit, or the task is longer than `max_task_tokens`.
+        """
+        run = NodeRun(self.get_name(), config)
+        call = self._call(input, run)
+        if not call.is_known:
+            run.prefill(self.llm, call.shared)
+        return self._output(run, self.llm.invoke(call.messages, run.config, **call.options))
+
+    async def ainvoke(
+        self,
+        input: Any,
+        # Spelled so that LangGraph passes it to a bound method too (`add_node("a", node.ainvoke)`).
+        config: Optional[RunnableConfig] = None,  # noqa: UP045
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Like `invoke`; cancelling it ends the branch within one step."""
+        run = NodeRun(self.get_name(), config)
+        call = self._call(input, run)
+        if not call.is_known:
+            await run.aprefill(self.llm, call.shared)
+        return self._output(run, await self.llm.ainvoke(call.messages, run.config, **call.options))
+
+    def _call(self, state: object, run: NodeRun) -> _Call:
+        ref: DocumentRef | None = read_key(state, self.ref_key) or None
+        known_text = self.llm.document_of(ref) if ref else None
+        text = self._text(state, ref) or known_text
+        if text is None:
+            raise self._document_missing(ref, run)
+        instructions = ref["instructions"] if ref else DEFAULT_INSTRUCTIONS
+        shared: list[BaseMessage] = [document_message(text, instructions)]
+        messages = [*shared, *task_messages(self.task, state, run.node)]
+        self._check_task_tokens(shared, messages, run)
+        # One that waits for a part of the document only must not wait for all of it.
+        is_known = text == known_text or self.required_prefix_tokens is not None
+        return _Call(shared, messages, self._options(run, ref), is_known)
+
+    def _text(self, state: object, ref: DocumentRef | None) -> str | None:
+        key = self.document_key or (ref["text_key"] if ref else "document")
+        text = read_key(state, key)
+        if text is None or (isinstance(text, str) and not text.strip()):
+            return None
+        if not isinstance(text, str):
+            raise PromptError(
+                f"state[{key!r}] is a {type(text).__name__}; AnalystNode needs the document's text "
+                "there.",
+                key=key,
+            )
+        return text
+
+    def _document_missing(self, ref: DocumentRef | None, run: NodeRun) -> DocumentMissingError:
+        key = self.document_key or (ref["text_key"] if ref else "document")
+        seen = (
+            f"state[{self.ref_key!r}] refers to a document that this process has not prefilled"
+            if ref
+            else f"there is no DocumentRef under {self.ref_key!r} either"
+        )
+        return DocumentMissingError(
+            f"Analyst {run.node!r} has no document: state[{key!r}] is empty or missing, and "
+            f"{seen}. Put the text into the state (with Send, into what it passes on) under "
+            f"{key!r}, or run a DocumentNode first.",
+            node=run.node,
+            key=key,
+        )
+
+    def _check_task_tokens(
+        self, shared: list[BaseMessage], messages: list[BaseMessage], run: NodeRun
+    ) -> None:
+        if self.max_task_tokens is None:
+            return
+        num_tokens = len(self.llm.prompt_token_ids(messages)) - len(
+            self.llm.prefix_token_ids(shared)
+        )
+        if num_tokens > self.max_task_tokens:
+            raise ContextBudgetError(
+                f"The task of {run.node!r} has {num_tokens} tokens, its markup included, but "
+                f"max_task_tokens={self.max_task_tokens} was declared. Shorten the task, or "
+                "declare more and check the budget again.",
+                node=run.node,
+                needed_tokens=num_tokens,
+                limit_tokens=self.max_task_tokens,
+                limit_name="max_task_tokens",
+            )
+
+    def _options(self, run: NodeRun, ref: DocumentRef | None) -> dict[str, Any]:
+        options: dict[str, Any] = {"keep_prefix": False, "request_name": run.node}
+        if self.max_tokens is not None:
+            options["max_tokens"] = self.max_tokens
+        if self.required_prefix_tokens is not None:
+            present = ref["num_tokens"] if ref else self.required_prefix_tokens
+            options["required_prefix_tokens"] = min(self.required_prefix_tokens, present)
+        return options
+
+    def _output(self, run: NodeRun, answer: AIMessage) -> dict[str, Any]:
+        _tell_analyst(run, answer)
+        text = str(answer.text)
+        if self.output_key is not None:
+            return {self.output_key: text}
+        name = self.name or run.node
+        number = run.copy_number
+        return {FINDINGS_KEY: {name if number is None else f"{name}[{number}]": text}}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One answer to ask for."""
+
+    shared: list[BaseMessage]
+    messages: list[BaseMessage]
+    options: dict[str, Any]
+    is_known: bool
+    """Whether the document needs no prefill of its own. It needs one where this process has not
+    prefilled it yet (after a restart, or when the text was changed), so that it stays for the
+    analysts after this one; their own cells go when they end."""
+
+
+def _tell_analyst(run: NodeRun, answer: AIMessage) -> None:
+    usage = answer.usage_metadata
+    metadata = answer.response_metadata
+    prompt_tokens = usage["input_tokens"] if usage else 0
+    details = usage.get("input_token_details", {}) if usage else {}
+    cached_tokens = details.get("cache_read", 0)
+    run.tell(
+        "analyst",
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        computed_tokens=prompt_tokens - cached_tokens,
+        output_tokens=usage["output_tokens"] if usage else 0,
+        finish_reason=metadata.get("finish_reason"),
+        **metadata.get("timings", {}),
+    )
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name}={value} must be at least 1.")

@@ -1,0 +1,95 @@
+"""The node that prefills the document, once, for all analysts after it."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.errors import PromptError
+from langchain_swarmkv.graph.node_run import NodeRun, check_llm, read_key
+from langchain_swarmkv.prompts.document import (
+    DEFAULT_INSTRUCTIONS,
+    DocumentRef,
+    document_message,
+)
+
+__all__ = ["DocumentNode"]
+
+
+class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
+    """Reads the document from the state, prefills it and leaves a `DocumentRef` in the state.
+
+    A LangGraph node for any `StateGraph`; sync and async. Running it again (a retry, a resumed
+    thread, the next turn of a loop) computes nothing that is still in the cache.
+
+    Events on the `custom` stream: `prefill` while it works, and one `document` at the end.
+
+    Args:
+        llm: the model whose cache is filled.
+        input_key: state key of the document's text.
+        output_key: state key of the `DocumentRef`.
+        instructions: what all analysts are told before the document.
+        pin: keep the document in the pool until `llm.release(ref)`, whatever else comes.
+    """
+
+    def __init__(
+        self,
+        llm: ChatSwarmKV,
+        *,
+        input_key: str = "document",
+        output_key: str = "document_ref",
+        instructions: str = DEFAULT_INSTRUCTIONS,
+        pin: bool = False,
+    ) -> None:
+        check_llm(llm)
+        self.llm = llm
+        self.input_key = input_key
+        self.output_key = output_key
+        self.instructions = instructions
+        self.pin = pin
+
+    def invoke(
+        self,
+        input: Any,
+        # Spelled so that LangGraph passes it to a bound method too (`add_node("a", node.ainvoke)`).
+        config: Optional[RunnableConfig] = None,  # noqa: UP045
+        **kwargs: Any,
+    ) -> dict[str, DocumentRef]:
+        """Prefill `input[input_key]`.
+
+        Raises:
+            PromptError: there is no text under the key.
+            ContextBudgetError: the document is longer than the context.
+        """
+        run = NodeRun(self.get_name(), config)
+        shared = [document_message(self._text(input), self.instructions)]
+        return self._output(run.prefill(self.llm, shared, pin=self.pin))
+
+    async def ainvoke(
+        self,
+        input: Any,
+        # Spelled so that LangGraph passes it to a bound method too (`add_node("a", node.ainvoke)`).
+        config: Optional[RunnableConfig] = None,  # noqa: UP045
+        **kwargs: Any,
+    ) -> dict[str, DocumentRef]:
+        """Like `invoke`; cancelling it stops the prefill within one chunk."""
+        run = NodeRun(self.get_name(), config)
+        shared = [document_message(self._text(input), self.instructions)]
+        return self._output(await run.aprefill(self.llm, shared, pin=self.pin))
+
+    def _text(self, state: object) -> str:
+        text = read_key(state, self.input_key)
+        if isinstance(text, str) and text.strip():
+            return text
+        is_empty = text is None or isinstance(text, str)
+        seen = "empty or missing" if is_empty else f"a {type(text).__name__}"
+        raise PromptError(
+            f"state[{self.input_key!r}] is {seen}; DocumentNode needs the document's text there. "
+            "Put it in the graph's input, or name another key as input_key.",
+            key=self.input_key,
+        )
+
+    def _output(self, ref: DocumentRef) -> dict[str, DocumentRef]:
+        return {self.output_key: {**ref, "text_key": self.input_key}}

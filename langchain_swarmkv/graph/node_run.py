@@ -1,0 +1,202 @@
+"""One run of a node: which node it is, what its state holds, and where its events go.
+
+Everything is taken from the `RunnableConfig` that LangGraph hands over, never from context
+variables: those do not reach async nodes on Python 3.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config, set_config_context
+from langgraph.runtime import Runtime
+
+from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.prompts.answers import timings
+from langchain_swarmkv.prompts.document import DocumentRef
+from langchain_swarmkv.scheduling.request import PrefillProgress
+from langchain_swarmkv.statistics import RequestStatistics
+
+__all__ = ["NodeRun", "check_llm", "read_key"]
+
+_PROGRESS_SECONDS = 0.1
+"""Prefill progress is told at most this often, and once more at the end."""
+
+
+def check_llm(llm: object) -> None:
+    """Refuse a model that cannot share prefixes, when a node is made.
+
+    Raises:
+        ConfigurationError: it is no `ChatSwarmKV`.
+    """
+    if not isinstance(llm, ChatSwarmKV):
+        raise ConfigurationError(
+            f"llm is a {type(llm).__name__}; the node needs a ChatSwarmKV. Give it the options "
+            "that you would bind."
+        )
+
+
+def read_key(state: object, key: str) -> Any:
+    """A value of a graph's state, be it a mapping, a dataclass or a pydantic model; or None."""
+    if isinstance(state, Mapping):
+        return state.get(key)
+    return getattr(state, key, None)
+
+
+class NodeRun:
+    """What a node knows of the run it is in; outside a graph it works too, and nobody listens.
+
+    Args:
+        fallback_name: the node's name where no graph has given it one.
+        config: what the node was invoked with.
+    """
+
+    def __init__(self, fallback_name: str, config: RunnableConfig | None) -> None:
+        self.config = ensure_config(config)
+        self.metadata = self.config.get("metadata") or {}
+        self.node: str = self.metadata.get("langgraph_node") or fallback_name
+        self._write = _stream_writer(self.config)
+
+    @property
+    def copy_number(self) -> int | None:
+        """Which of the copies that `Send` started in this step; None: an edge started the node."""
+        path = self.metadata.get("langgraph_path")
+        match path:
+            case ("__pregel_push", int(number), *_):
+                return number
+        return None
+
+    def tell(self, kind: str, **facts: object) -> None:
+        """Put an event on LangGraph's `custom` stream."""
+        # LangGraph's writer asks a context variable which node writes; where it is not set (async
+        # nodes on Python 3.10, callbacks of the engine's thread) it raises.
+        with set_config_context(self.config) as context:
+            context.run(self._write, {"type": kind, "node": self.node, **facts})
+
+    def prefill(
+        self, llm: ChatSwarmKV, shared: Sequence[BaseMessage], *, pin: bool = False
+    ) -> DocumentRef:
+        """`llm.prefill`, with its progress and its end told from the calling thread.
+
+        The engine's thread must not be kept from its work by whoever reads the stream, and the
+        stream may expect the node's thread; so another thread waits for the prefill.
+        """
+        events: queue.SimpleQueue[PrefillProgress | None] = queue.SimpleQueue()
+        outcome: Future[DocumentRef] = Future()
+        finished: list[RequestStatistics] = []
+
+        def wait() -> None:
+            try:
+                ref = llm.prefill(
+                    list(shared),
+                    pin=pin,
+                    config=self.config,
+                    on_progress=_Throttle(events.put),
+                    on_finish=finished.append,
+                )
+                outcome.set_result(ref)
+            except BaseException as error:
+                outcome.set_exception(error)
+            finally:
+                events.put(None)
+
+        context = contextvars.copy_context()
+        threading.Thread(
+            target=context.run, args=(wait,), name=f"prefill-{self.node}", daemon=True
+        ).start()
+        for progress in iter(events.get, None):
+            self._tell_progress(progress)
+        ref = outcome.result()
+        self._tell_document(*finished)
+        return ref
+
+    async def aprefill(
+        self, llm: ChatSwarmKV, shared: Sequence[BaseMessage], *, pin: bool = False
+    ) -> DocumentRef:
+        """`llm.aprefill`, with its progress and its end told from the event loop."""
+        relay = _LoopRelay(self._tell_progress)
+        try:
+            return await llm.aprefill(
+                list(shared),
+                pin=pin,
+                config=self.config,
+                on_progress=_Throttle(relay),
+                on_finish=self._tell_document,
+            )
+        finally:
+            relay.close()
+
+    def _tell_progress(self, progress: PrefillProgress) -> None:
+        self.tell(
+            "prefill",
+            computed_tokens=progress.num_computed_tokens,
+            cached_tokens=progress.num_cached_tokens,
+            total_tokens=progress.num_prompt_tokens,
+        )
+
+    def _tell_document(self, statistics: RequestStatistics) -> None:
+        self.tell(
+            "document",
+            document_tokens=statistics.num_prompt_tokens,
+            cached_tokens=statistics.num_cached_tokens,
+            computed_tokens=statistics.num_computed_tokens,
+            **timings(statistics),
+        )
+
+
+def _stream_writer(config: RunnableConfig) -> Callable[[Any], None]:
+    for value in (config.get("configurable") or {}).values():
+        if isinstance(value, Runtime):
+            return value.stream_writer
+    return lambda event: None
+
+
+class _Throttle:
+    """Passes on the first progress, the last, and now and then one in between."""
+
+    def __init__(self, deliver: Callable[[PrefillProgress], None]) -> None:
+        self._deliver = deliver
+        self._told_at = float("-inf")
+
+    def __call__(self, progress: PrefillProgress) -> None:
+        now = time.monotonic()
+        done = progress.num_cached_tokens + progress.num_computed_tokens
+        if done >= progress.num_prompt_tokens or now - self._told_at >= _PROGRESS_SECONDS:
+            self._told_at = now
+            self._deliver(progress)
+
+
+class _LoopRelay:
+    """Calls a function on the running event loop, from any thread, until it is closed."""
+
+    def __init__(self, deliver: Callable[[PrefillProgress], None]) -> None:
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._is_open = True
+
+    def __call__(self, progress: PrefillProgress) -> None:
+        if threading.get_ident() == self._thread:
+            self._deliver_if_open(progress)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._deliver_if_open, progress)
+        except RuntimeError:
+            self._is_open = False  # the loop was closed, and nobody listens any more
+
+    def _deliver_if_open(self, progress: PrefillProgress) -> None:
+        if self._is_open:
+            self._deliver(progress)
+
+    def close(self) -> None:
+        self._is_open = False

@@ -1,0 +1,74 @@
+"""The document that agents share: the message that carries it, and a reference to its KV cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from langchain_core.messages import BaseMessage, SystemMessage
+from typing_extensions import TypedDict
+
+__all__ = [
+    "DEFAULT_INSTRUCTIONS",
+    "DocumentRef",
+    "document_digest",
+    "document_message",
+    "document_parts",
+]
+
+DEFAULT_INSTRUCTIONS = (
+    "You are one of several analysts who read the same document. Answer the task you are given "
+    "from this document alone, precisely and briefly. Where it does not say, say so."
+)
+"""What every analyst is told, before the document."""
+
+_INSTRUCTIONS_KEY = "swarmkv_instructions"
+
+
+class DocumentRef(TypedDict):
+    """Plain data that stands for a prefilled document in a graph's state.
+
+    It stays valid when the KV cache is gone: the text is in the state under `text_key`, and the
+    same text and instructions give the same prompt again.
+    """
+
+    digest: str
+    """SHA-256 of cache salt, model identity and the token ids of the shared prefix."""
+    num_tokens: int
+    """Length of the shared prefix."""
+    model: str
+    """Identity of the model that computed it."""
+    text_key: str
+    """Key of the text in the state."""
+    instructions: str
+    """What stands before the text in the system message."""
+
+
+def document_message(text: str, instructions: str = DEFAULT_INSTRUCTIONS) -> SystemMessage:
+    """The system message that all branches share: instructions, a blank line, the document."""
+    content = f"{instructions}\n\n{text}" if instructions else text
+    return SystemMessage(content, additional_kwargs={_INSTRUCTIONS_KEY: instructions})
+
+
+def document_parts(messages: Sequence[BaseMessage]) -> tuple[str, str]:
+    """Text and instructions of the first `document_message`, or the text of all messages and ""."""
+    for message in messages:
+        instructions = message.additional_kwargs.get(_INSTRUCTIONS_KEY)
+        if isinstance(instructions, str):
+            before = f"{instructions}\n\n" if instructions else ""
+            return str(message.text).removeprefix(before), instructions
+    return "\n\n".join(str(message.text) for message in messages), ""
+
+
+def document_digest(cache_salt: str, identity: str, prefix_ids: Sequence[int]) -> str:
+    """Hex SHA-256 over length-prefixed parts: no two different triples share an encoding."""
+    digest = hashlib.sha256()
+    for part in (
+        cache_salt.encode("utf-8", "surrogatepass"),
+        identity.encode(),
+        np.asarray(prefix_ids, dtype="<u4").tobytes(),
+    ):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()

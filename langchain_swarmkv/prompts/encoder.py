@@ -1,0 +1,197 @@
+"""Whole prompts and shared prefixes as token ids.
+
+What a conversation shares with every other that begins with the same messages is a prefix of ids,
+not of text: the last characters of the shared text may merge with what follows. It is therefore
+found by encoding several continuations and taking what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from langchain_core.messages import BaseMessage
+
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.errors import ChatTemplateError, InvalidRequestError
+from langchain_swarmkv.prompts.messages import (
+    TemplateMessage,
+    content_strings,
+    map_content,
+    template_messages,
+)
+from langchain_swarmkv.prompts.segments import Segmenter, StandIns, unused_characters
+from langchain_swarmkv.prompts.template import ChatTemplate
+
+__all__ = ["PromptEncoder", "watermark_slice"]
+
+# First characters of each kind that pre-tokenizers tell apart, those that merge with white space or
+# punctuation before them, and no character at all.
+_PROBES = ("", "a", "A", "1", " a", "\na", "\n\na", "\ta", "?", "'s", "<", "_", "中", "é", "😀")
+
+
+class PromptEncoder:
+    """Turns messages into the ids that one model is given.
+
+    Args:
+        tokenizer: the model's vocabulary.
+        chat_template: jinja source; None: the model's own, or the plain fallback.
+        variables: more variables for the template.
+
+    Raises:
+        ChatTemplateError: the template does not parse.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: str | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._template = ChatTemplate(chat_template, tokenizer, variables)
+        self._segmenter = Segmenter(tokenizer)
+
+    def encode(self, messages: Sequence[BaseMessage]) -> list[int]:
+        """Token ids of a prompt that asks for the next turn of the conversation.
+
+        Raises:
+            PromptError: there are no messages, they hold something that is not text, or the
+                template refuses them.
+        """
+        return self._encode(template_messages(messages))
+
+    def _encode(self, messages: Sequence[TemplateMessage]) -> list[int]:
+        prompt = _Prompt(self._segmenter, self._template, messages)
+        return self._with_start(prompt.ids(prompt.render()))
+
+    def _with_start(self, ids: list[int]) -> list[int]:
+        # Templates may write the start token themselves; there must be one, and only one.
+        bos_id = self.tokenizer.bos_id if self.tokenizer.adds_bos else None
+        return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
+
+    def shared_prefix(self, messages: Sequence[BaseMessage]) -> list[int]:
+        """The longest ids that every conversation beginning with these messages begins with.
+
+        Raises:
+            PromptError: as in `encode`; or the template puts something before these messages.
+        """
+        shared = template_messages(messages)
+        prefix = _common_prefix(list(self._continuations(shared)))
+        if not prefix:
+            raise ChatTemplateError(
+                f"The chat template of {self.tokenizer.name!r} shares nothing between "
+                "conversations that begin with these messages.",
+                model=self.tokenizer.name,
+            )
+        return prefix
+
+    def _continuations(self, shared: Sequence[TemplateMessage]) -> Iterator[list[int]]:
+        tails: list[list[TemplateMessage]] = [[_turn("user", probe)] for probe in _PROBES]
+        if shared[-1]["role"] != "system":
+            tails += [[], [_turn("assistant", "a")], [_turn("tool", "a")]]
+        refusals: list[ChatTemplateError] = []
+        for tail in tails:
+            try:
+                yield self._encode([*shared, *tail])
+            except ChatTemplateError as error:
+                refusals.append(error)
+        if len(refusals) == len(tails):
+            raise refusals[0]
+
+    def encode_slice(self, messages: Sequence[BaseMessage], num_prefix_tokens: int) -> list[int]:
+        """A prompt that holds only the first tokens of its document, and all that follows it.
+
+        The document is the run of system messages at the start. Asking for as much as there is
+        gives the whole prompt.
+
+        Raises:
+            InvalidRequestError: no such document, or not `1 <= num_prefix_tokens <=` its prefix.
+        """
+        converted = template_messages(messages)
+        size = next((i for i, m in enumerate(converted) if m["role"] != "system"), len(converted))
+        if size == 0:
+            raise InvalidRequestError(
+                "required_prefix_tokens needs a document: the first message must be a system "
+                "message.",
+            )
+        prefix = self.shared_prefix(messages[:size])
+        prompt = _Prompt(self._segmenter, self._template, converted)
+        head, tail = prompt.render_split(size - 1)
+        whole = self._with_start(prompt.ids(prompt.render()))
+        document = _common_prefix([self._with_start(prompt.ids(head)), whole])
+        _check_slice(prefix, num_prefix_tokens)
+        if num_prefix_tokens >= len(document):
+            return whole
+        return watermark_slice(document, prompt.ids(tail), num_prefix_tokens)
+
+
+def watermark_slice(
+    prefix_ids: Sequence[int], rest_ids: Sequence[int], num_prefix_tokens: int
+) -> list[int]:
+    """The prompt of a branch that sees only the first `num_prefix_tokens` of a prefix.
+
+    Raises:
+        InvalidRequestError: not `1 <= num_prefix_tokens <= len(prefix_ids)`.
+    """
+    _check_slice(prefix_ids, num_prefix_tokens)
+    return [*prefix_ids[:num_prefix_tokens], *rest_ids]
+
+
+def _check_slice(prefix_ids: Sequence[int], num_prefix_tokens: int) -> None:
+    if not 1 <= num_prefix_tokens <= len(prefix_ids):
+        raise InvalidRequestError(
+            f"required_prefix_tokens={num_prefix_tokens}, but the shared prefix has "
+            f"{len(prefix_ids)} tokens; ask for 1 to {len(prefix_ids)}.",
+            required_prefix_tokens=num_prefix_tokens,
+            num_prefix_tokens=len(prefix_ids),
+        )
+
+
+class _Prompt:
+    """One conversation on its way through the template, with its own stand-ins."""
+
+    def __init__(
+        self, segmenter: Segmenter, template: ChatTemplate, messages: Sequence[TemplateMessage]
+    ) -> None:
+        self._unused = unused_characters([template.source, *content_strings(messages)])
+        self._stand_ins = StandIns(self._unused)
+        self._segmenter = segmenter
+        self._template = template
+        self._messages = [map_content(message, self._hide) for message in messages]
+
+    def _hide(self, text: str) -> str:
+        return self._segmenter.hide_control(text, self._stand_ins)
+
+    def render(self) -> str:
+        """The prompt's text, stand-ins in it."""
+        return self._template.render(self._messages)
+
+    def render_split(self, place: int) -> tuple[str, str]:
+        """The prompt's text up to the end of a message's content, and from there on."""
+        mark = next(self._unused)
+        content = self._messages[place]["content"]
+        # Before the white space at the end, which the template may trim.
+        end = len(content.rstrip())
+        marked = [*self._messages]
+        marked[place] = {**marked[place], "content": content[:end] + mark + content[end:]}
+        head, _, tail = self._template.render(marked).rpartition(mark)
+        return head, tail
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of rendered text."""
+        return self._segmenter.encode(text, self._stand_ins)
+
+
+def _turn(role: str, content: str) -> TemplateMessage:
+    return {"role": role, "content": content}
+
+
+def _common_prefix(prompts: Sequence[list[int]]) -> list[int]:
+    # What the smallest and the largest share, in the order of lists, all between them share.
+    first, last = min(prompts), max(prompts)
+    size = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+        min(len(first), len(last)),
+    )
+    return first[:size]

@@ -1,0 +1,196 @@
+"""What the copies of one chat model share: the engine, the vocabulary and the documents' texts.
+
+Each copy has a `Seat` in the session. The engine is loaded when one of them needs it and given back
+when the last has left, by `leave` or by becoming garbage.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from langchain_swarmkv.config import EngineConfig
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.errors import EngineClosedError
+from langchain_swarmkv.prompts.encoder import PromptEncoder
+from langchain_swarmkv.scheduling.registry import (
+    acquire_engine,
+    acquire_tokenizer,
+    release_engine,
+)
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+
+__all__ = ["EngineKey", "Seat"]
+
+EngineKey: TypeAlias = tuple[EngineConfig | None, int]
+"""Engine settings (None: the user's own engine) and bytes of snapshot memory."""
+
+MAX_DOCUMENTS = 256
+"""Texts kept for `recall`; the oldest go first."""
+
+_MAX_ENCODERS = 8
+
+
+class _Session:
+    def __init__(self, key: EngineKey) -> None:
+        self.key = key
+        # Reentrant: a seat may be found to be garbage at any moment, on this thread too.
+        self._lock = threading.RLock()
+        self._num_seats = 0
+        self._tokenizer: Tokenizer | None = None
+        self._encoders: list[tuple[object, PromptEncoder]] = []
+        self._documents_lock = threading.Lock()
+        self._documents: dict[str, str] = {}
+        self.loaded_engine: SwarmEngine | None = None
+
+    def join(self) -> None:
+        with self._lock:
+            self._num_seats += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_seats -= 1
+            if self._num_seats:
+                return
+            engine, self.loaded_engine = self.loaded_engine, None
+        if engine is not None:
+            release_engine(engine)
+
+    def leave_later(self) -> None:
+        # NOTE: runs wherever the garbage collector does, perhaps under the very locks that closing
+        # an engine needs. At interpreter exit the engines close themselves.
+        if not sys.is_finalizing():
+            threading.Thread(target=self.leave, name="swarmkv-release").start()
+
+    def engine(self) -> SwarmEngine:
+        if self.loaded_engine is not None:
+            return self.loaded_engine
+        with self._lock:
+            if self.loaded_engine is None:
+                config, snapshot_memory_bytes = self.key
+                assert config is not None
+                self.loaded_engine = acquire_engine(
+                    config, snapshot_memory_bytes=snapshot_memory_bytes
+                )
+            return self.loaded_engine
+
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            config, _ = self.key
+            assert config is not None
+            self._tokenizer = acquire_tokenizer(config.model_path)
+        return self._tokenizer
+
+    def encoder(
+        self, tokenizer: Tokenizer, chat_template: str | None, variables: Mapping[str, object]
+    ) -> PromptEncoder:
+        settings = id(tokenizer), chat_template, dict(variables)
+        for known, encoder in self._encoders:
+            if known == settings:
+                return encoder
+        encoder = PromptEncoder(tokenizer, chat_template=chat_template, variables=variables)
+        self._encoders = [*self._encoders[1 - _MAX_ENCODERS :], (settings, encoder)]
+        return encoder
+
+    def remember(self, digest: str, text: str) -> None:
+        with self._documents_lock:
+            self._documents.pop(digest, None)
+            self._documents[digest] = text
+            if len(self._documents) > MAX_DOCUMENTS:
+                del self._documents[next(iter(self._documents))]
+
+    def recall(self, digest: str) -> str | None:
+        with self._documents_lock:
+            return self._documents.get(digest)
+
+
+class Seat:
+    """One chat model's place in a session. A copy, shallow or deep, is another seat in it.
+
+    Args:
+        key: what the session is about.
+        session: the session to join; None: a new one.
+    """
+
+    def __init__(self, key: EngineKey, session: _Session | None = None) -> None:
+        self._session = session or _Session(key)
+        self._session.join()
+        self._leave = weakref.finalize(self, self._session.leave_later)
+        self._leave.atexit = False
+
+    @property
+    def key(self) -> EngineKey:
+        """What the session is about."""
+        return self._session.key
+
+    def another(self) -> Seat:
+        """A second seat in the same session."""
+        return Seat(self.key, self._session)
+
+    def move(self, key: EngineKey) -> Seat:
+        """Leave for a seat in a session of one's own, about something else."""
+        self.leave()
+        return Seat(key)
+
+    def leave(self) -> None:
+        """Give the seat back; the last one gives the engine back. Harmless twice."""
+        if self._leave.detach() is not None:
+            self._session.leave()
+
+    def check_open(self) -> None:
+        """Refuse to work after `leave`.
+
+        Raises:
+            EngineClosedError: this seat was given back.
+        """
+        if not self._leave.alive:
+            raise EngineClosedError("The chat model is closed; make a new one, or use a copy.")
+
+    def engine(self) -> SwarmEngine:
+        """The session's engine, loaded if nobody has needed it yet.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
+        self.check_open()
+        return self._session.engine()
+
+    @property
+    def loaded_engine(self) -> SwarmEngine | None:
+        """The session's engine if there is one."""
+        return self._session.loaded_engine
+
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary of the session's model file; no weights, no lock.
+
+        Raises:
+            ModelError: the file cannot be used.
+        """
+        return self._session.tokenizer()
+
+    def encoder(
+        self, tokenizer: Tokenizer, chat_template: str | None, variables: Mapping[str, object]
+    ) -> PromptEncoder:
+        """The encoder of these settings, made once."""
+        return self._session.encoder(tokenizer, chat_template, variables)
+
+    def remember(self, digest: str, text: str) -> None:
+        """Keep a document's text for `recall`, here and at all other seats."""
+        self._session.remember(digest, text)
+
+    def recall(self, digest: str) -> str | None:
+        """The text of a document, if it was remembered."""
+        return self._session.recall(digest)
+
+    def __copy__(self) -> Seat:
+        return self.another()
+
+    def __deepcopy__(self, memo: object) -> Seat:
+        return self.another()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # In another process there is nothing to share yet.
+        return Seat, (self.key,)

@@ -1,0 +1,131 @@
+"""Chat templates: from template messages to the text of a prompt, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.errors import ChatTemplateError
+from langchain_swarmkv.prompts.messages import TemplateMessage, content_strings, fold
+from langchain_swarmkv.prompts.sandbox import compile_template, render
+from langchain_swarmkv.prompts.segments import unused_characters
+
+__all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
+
+PLAIN_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{{- message.content + '\\n\\n' }}
+{%- elif message.role == 'user' %}
+{{- 'User: ' + message.content + '\\n\\n' }}
+{%- elif message.role == 'assistant' %}
+{{- 'Assistant: ' + message.content + '\\n\\n' }}
+{%- else %}
+{{- 'Result: ' + message.content + '\\n\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
+"""
+"""For models without a template (base models): plain words, no control tokens.
+
+Such a model does not know where its answer ends; give `stop=["\\n\\nUser:"]`."""
+
+
+class ChatTemplate:
+    """One template for one model.
+
+    Args:
+        source: the jinja source; None: the model's own, or `PLAIN_TEMPLATE` if it has none.
+        tokenizer: whose start and end tokens the template may write.
+        variables: more variables for the template (`enable_thinking`, say).
+
+    Raises:
+        ChatTemplateError: the template does not parse.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        tokenizer: Tokenizer,
+        variables: Mapping[str, object] | None = None,
+    ) -> None:
+        self.source = source or tokenizer.chat_template or PLAIN_TEMPLATE
+        self._model = tokenizer.name
+        control = {token.token_id: text for text, token in tokenizer.special_tokens.items()}
+        self._variables: dict[str, object] = {
+            "tools": None,
+            "documents": None,
+            **(variables or {}),
+            "add_generation_prompt": True,
+            "bos_token": control.get(tokenizer.bos_id, "") if tokenizer.bos_id is not None else "",
+            "eos_token": control.get(tokenizer.eos_id, "") if tokenizer.eos_id is not None else "",
+        }
+        try:
+            self._template = compile_template(self.source)
+        except Exception as error:
+            raise ChatTemplateError(
+                f"The chat template of {self._model!r} cannot be used: {_reason(error)}. "
+                "Give another one as chat_template.",
+                model=self._model,
+            ) from error
+
+    def render(self, messages: Sequence[TemplateMessage]) -> str:
+        """The text of the prompt, up to where the answer begins.
+
+        A template that refuses a system message, or leaves its text out, gets the conversation
+        once more in the form of `fold`.
+
+        Raises:
+            ChatTemplateError: it refuses that as well.
+        """
+        attempts = [list(messages), fold(messages)]
+        if attempts[0] == attempts[1]:
+            attempts.pop()
+        reasons: list[Exception] = []
+        for attempt in attempts:
+            try:
+                self._check_system_text(attempt)
+                return self._run(attempt)
+            except Exception as error:
+                reasons.append(error)
+        raise self._refusal(messages, reasons) from reasons[0]
+
+    def _check_system_text(self, messages: Sequence[TemplateMessage]) -> None:
+        """Run the template with a mark in place of each system text and look for the marks."""
+        places = [i for i, message in enumerate(messages) if message["role"] == "system"]
+        if not places:
+            return
+        probe = list(messages)
+        texts = [self.source, *content_strings(messages)]
+        marks = list(islice(unused_characters(texts), len(places)))
+        for place, mark in zip(places, marks, strict=True):
+            probe[place] = {**probe[place], "content": mark}
+        rendered = self._run(probe)
+        if not all(mark in rendered for mark in marks):
+            raise ChatTemplateError("it leaves the text of a system message out")
+
+    def _run(self, messages: Sequence[TemplateMessage]) -> str:
+        return render(self._template, {**self._variables, "messages": list(messages)})
+
+    def _refusal(
+        self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]
+    ) -> ChatTemplateError:
+        roles = [message["role"] for message in messages]
+        folded = (
+            f", and with system texts folded into user turns: {_reason(reasons[1])}"
+            if len(reasons) > 1
+            else ""
+        )
+        return ChatTemplateError(
+            f"The chat template of {self._model!r} refuses these messages "
+            f"(roles: {', '.join(roles)}): {_reason(reasons[0])}{folded}. "
+            "Change their order or roles, or give another chat_template.",
+            model=self._model,
+            roles=roles,
+            reason=_reason(reasons[0]),
+        )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).rstrip(".")

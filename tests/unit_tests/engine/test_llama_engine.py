@@ -1,0 +1,337 @@
+"""LlamaEngine keeps the contract of engines on every kind of model, and samples as it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.engine.contract import Batch, Engine
+from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.engine.llama import LlamaEngine
+from langchain_swarmkv.errors import GrammarError
+from tests.support.oracle import Oracle
+from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
+from tests.unit_tests.engine.engine_contract import (
+    DOCUMENT,
+    SUFFIXES,
+    EngineContract,
+    Logits,
+    OpenEngine,
+    append,
+)
+
+TinyGguf = Callable[..., Path]
+FloatArray = npt.NDArray[np.float64]
+
+
+def tiny_config(path: Path, **options: Any) -> EngineConfig:
+    """Small, single-threaded, with F32 cells, so that rounding hides nothing."""
+    defaults: dict[str, Any] = {
+        "n_ctx": 512,
+        "n_batch": 64,
+        "max_sequences": 8,
+        "n_threads": 1,
+        "kv_type_k": KVType.F32,
+        "kv_type_v": KVType.F32,
+    }
+    return EngineConfig(model_path=path, **{**defaults, **options})
+
+
+class TestLlamaEngine(EngineContract):
+    """On each architecture."""
+
+    tolerance = 0.005
+    """Measured at most 0.001 on these models; a lost token is over 0.02 (`test_tiny_gguf`)."""
+
+    @pytest.fixture(params=ARCHITECTURES)
+    def open_engine(self, request: pytest.FixtureRequest, tiny_gguf: TinyGguf) -> OpenEngine:
+        path = tiny_gguf(request.param)
+
+        def open_llama(
+            *, num_cells: int = 512, max_sequences: int = 8, max_batch_tokens: int = 64
+        ) -> LlamaEngine:
+            return LlamaEngine(
+                tiny_config(
+                    path, n_ctx=num_cells, n_batch=max_batch_tokens, max_sequences=max_sequences
+                )
+            )
+
+        return open_llama
+
+    @staticmethod
+    def foreign_state() -> bytes:
+        engine = FakeEngine()
+        append(engine, 0, DOCUMENT[:10])
+        return engine.save(0)
+
+
+@pytest.fixture
+def engine(tiny_llama: Path) -> Iterator[LlamaEngine]:
+    engine = LlamaEngine(tiny_config(tiny_llama))
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_only_full_attention_can_be_cut(tiny_gguf: TinyGguf, architecture: str) -> None:
+    """Windows and running states forget."""
+    engine = LlamaEngine(tiny_config(tiny_gguf(architecture)))
+    assert engine.limits.can_cut == (architecture in ATTENTION_ARCHITECTURES)
+    assert engine.facts.architecture == architecture
+    engine.close()
+
+
+@pytest.mark.parametrize("flash_attention", list(FlashAttention))
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "jamba"])
+def test_logits_are_those_of_plain_llama_cpp(
+    tiny_gguf: TinyGguf, architecture: str, flash_attention: FlashAttention
+) -> None:
+    """Against an oracle that shares no code with the package, fork and both kernels included.
+
+    Flash attention rounds to F16, which moves these logits by 0.02; a lost token by far more.
+    """
+    path = tiny_gguf(architecture)
+    uses_flash = flash_attention is FlashAttention.ON  # AUTO is plain attention on a CPU
+    engine = LlamaEngine(tiny_config(path, flash_attention=flash_attention))
+    append(engine, 0, DOCUMENT)
+    engine.fork(0, 1, len(DOCUMENT))
+    logits = append(engine, 1, SUFFIXES[2])
+    with Oracle(path, 512, uses_flash, n_threads=1, kv_type=0) as oracle:
+        expected = oracle.first_logits(DOCUMENT + SUFFIXES[2])
+        other = oracle.first_logits(DOCUMENT[1:] + SUFFIXES[2])
+    tolerance = 0.08 if uses_flash else TestLlamaEngine.tolerance
+    assert np.abs(logits - expected).max() < tolerance
+    assert np.abs(logits - other).max() > 2 * tolerance
+    engine.close()
+
+
+ROUNDING = {
+    KVType.F32: 0.001,
+    KVType.F16: 0.05,
+    KVType.BF16: 0.2,
+    KVType.Q8_0: 0.6,
+    KVType.Q4_0: 4.0,
+}
+"""Measured: 0, 0.01, 0.07, 0.2 and 2.1. The last is as much as a lost first token moves."""
+
+
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_every_kv_type_computes_saves_and_restores(tiny_llama: Path, kv_type: KVType) -> None:
+    """Logits near those of F32 cells; a restored state continues as the original does."""
+    engine = LlamaEngine(tiny_config(tiny_llama, kv_type_k=kv_type, kv_type_v=kv_type))
+    exact = LlamaEngine(tiny_config(tiny_llama))
+    expected = append(exact, 0, DOCUMENT)
+    assert np.abs(append(engine, 0, DOCUMENT) - expected).max() < ROUNDING[kv_type]
+    engine.restore(1, engine.save(0), len(DOCUMENT))
+    logits = [append(engine, seq_id, SUFFIXES[0]) for seq_id in (0, 1)]
+    assert np.abs(logits[0] - logits[1]).max() < 0.001
+    engine.close()
+    exact.close()
+
+
+@pytest.mark.parametrize("n_ctx", [1, 2, 7, 255, 257, 1000])
+def test_any_context_size_opens_with_any_number_of_sequences(tiny_llama: Path, n_ctx: int) -> None:
+    """llama.cpp rounds the pool up; the limits say what was asked for."""
+    engine = LlamaEngine(tiny_config(tiny_llama, n_ctx=n_ctx, max_sequences=64))
+    assert (engine.limits.num_cells, engine.limits.max_sequences) == (n_ctx, 64)
+    assert engine.limits.max_batch_tokens == 64
+    append(engine, 63, DOCUMENT[: min(n_ctx, 100)])
+    engine.close()
+
+
+@pytest.mark.parametrize("num_tokens", [63, 64, 65, 128, 200])
+def test_the_batch_size_does_not_change_the_result(tiny_llama: Path, num_tokens: int) -> None:
+    """Prompts around multiples of the batch, and computed in smaller pieces inside of it."""
+    logits = []
+    for n_batch, n_ubatch in ((64, None), (64, 16), (2048, None)):
+        config = tiny_config(tiny_llama, n_batch=n_batch, n_ubatch=n_ubatch)
+        engine = LlamaEngine(config)
+        logits.append(append(engine, 0, (DOCUMENT + DOCUMENT)[:num_tokens]))
+        engine.close()
+    for other in logits[1:]:
+        assert np.abs(other - logits[0]).max() < TestLlamaEngine.tolerance
+
+
+def test_equal_branches_of_one_batch_agree(engine: LlamaEngine) -> None:
+    """Eight times the same question in one batch, and the same in batches of one and three."""
+    append(engine, 0, DOCUMENT)
+    for branch in range(1, 8):
+        engine.fork(0, branch, len(DOCUMENT))
+    rows: list[Logits] = []
+    for branches in ([0], [1, 2, 3], [4, 5, 6, 7]):
+        batch = Batch()
+        ends = [batch.add(b, SUFFIXES[0], len(DOCUMENT), want_logits=True) for b in branches]
+        engine.decode(batch)
+        rows += [engine.logits(row) for row in ends]
+    assert np.abs(np.stack(rows) - rows[0]).max() < TestLlamaEngine.tolerance
+
+
+# Sampling, on logits after DOCUMENT[:30].
+
+ROW = 29
+
+
+@pytest.fixture
+def logits(engine: LlamaEngine) -> FloatArray:
+    return append(engine, 0, DOCUMENT[:30]).astype(np.float64)
+
+
+def drawn(engine: Engine, count: int = 400, **params: Any) -> Counter[int]:
+    """How often each token is picked from the same logits."""
+    return Counter(TestLlamaEngine().draws(engine, ROW, count, **params))
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_enough(
+    engine: LlamaEngine, logits: FloatArray
+) -> None:
+    """Every token of the nucleus comes, and no other."""
+    weights = np.exp(logits - logits.max())
+    order = np.argsort(-logits)
+    held = np.cumsum(weights[order]) / weights.sum()
+    nucleus = set(order[: int(np.searchsorted(held, 0.9)) + 1].tolist())
+    seen = set(drawn(engine, 1000, temperature=1.0, top_p=0.9, seed=0))
+    assert seen <= nucleus
+    assert set(order[:2].tolist()) <= seen
+
+
+def test_min_p_drops_what_is_much_less_likely_than_the_best(
+    engine: LlamaEngine, logits: FloatArray
+) -> None:
+    """A token comes only if its probability is at least a tenth of the best one's."""
+    likely = set(np.flatnonzero(logits - logits.max() >= np.log(0.1)).tolist())
+    assert set(drawn(engine, 1000, temperature=1.0, min_p=0.1, seed=0)) == likely
+
+
+def test_temperature_flattens(engine: LlamaEngine, logits: FloatArray) -> None:
+    """The best token's share falls as the temperature rises, and it is what softmax says."""
+    best = int(logits.argmax())
+    shares = []
+    for temperature in (0.5, 1.0, 4.0):
+        weights = np.exp((logits - logits.max()) / temperature)
+        share = drawn(engine, 1000, temperature=temperature, seed=0)[best] / 1000
+        assert share == pytest.approx(1 / weights.sum(), abs=0.06)
+        shares.append(share)
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [{"repeat_penalty": 1000.0}, {"presence_penalty": 100.0}, {"frequency_penalty": 100.0}],
+)
+def test_penalties_push_away_what_was_seen_in_prompt_or_answer(
+    engine: LlamaEngine, logits: FloatArray, penalty: dict[str, float]
+) -> None:
+    """The best token, seen in the prompt, is passed over; then each that was just said."""
+    ranking = np.argsort(-logits).tolist()
+    params = SamplingParams(**penalty)
+    sampler = engine.create_sampler(params, [ranking[0]])
+    assert [sampler.sample(ROW) for _ in range(3)] == ranking[1:4]
+    sampler.close()
+
+
+def test_penalties_look_no_further_back_than_their_window(
+    engine: LlamaEngine, logits: FloatArray
+) -> None:
+    """Window 2: a token is free again two tokens later; window 0: no penalties."""
+    first, second, third = np.argsort(-logits)[:3].tolist()
+    for window, expected in ((2, [first, second, third, first]), (0, [first] * 4)):
+        params = SamplingParams(presence_penalty=100.0, penalty_window_tokens=window)
+        sampler = engine.create_sampler(params, [first, 65, 66])
+        assert [sampler.sample(ROW) for _ in range(4)] == expected
+        sampler.close()
+
+
+def test_frequency_counts_and_presence_does_not(engine: LlamaEngine, logits: FloatArray) -> None:
+    """Seen three times, the best token loses three times the frequency penalty."""
+    first, second = np.argsort(-logits)[:2].tolist()
+    gap = float(logits[first] - logits[second])
+    for params, expected in (
+        ({"frequency_penalty": gap / 2}, second),
+        ({"presence_penalty": gap / 2}, first),
+    ):
+        sampler = engine.create_sampler(SamplingParams(**params), [first] * 3)
+        assert sampler.sample(ROW) == expected
+        sampler.close()
+
+
+# Grammars.
+
+
+def write(engine: LlamaEngine, grammar: str, limit: int = 60, **params: Any) -> str:
+    """The text that follows the document under a grammar, until it ends."""
+    engine.clear(0)
+    append(engine, 0, DOCUMENT[:30])
+    sampler = engine.create_sampler(SamplingParams(grammar=grammar, **params), DOCUMENT[:30])
+    row, tokens = ROW, []
+    try:
+        while len(tokens) < limit:
+            token = sampler.sample(row)
+            if engine.tokenizer.is_end(token):
+                return engine.tokenizer.decode(tokens)
+            tokens.append(token)
+            append(engine, 0, [token])
+            row = 0
+    finally:
+        sampler.close()
+    raise AssertionError(f"no end within {limit} tokens: {engine.tokenizer.decode(tokens)!r}")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_text_matches_the_grammar(engine: LlamaEngine, temperature: float) -> None:
+    """A choice, a fixed shape, characters of several bytes, optional and repeated parts."""
+    for seed in range(4):
+        settings = {"temperature": temperature, "seed": seed}
+        assert write(engine, 'root ::= "yes" | "no"', **settings) in ("yes", "no")
+        date = write(engine, "root ::= [0-9]{4} [-] [01] [0-9]", **settings)
+        assert len(date) == 7
+        assert date[4] == "-"
+        assert write(engine, 'root ::= "歪" [éü] "👩‍🚀"', **settings) in ("歪é👩‍🚀", "歪ü👩‍🚀")
+        digits = write(engine, 'root ::= part part?\npart ::= "<" [0-9]{1,3} ">"', **settings)
+        assert digits.strip("<>0123456789") == ""
+
+
+def test_a_grammar_that_ends_ends_the_answer(engine: LlamaEngine) -> None:
+    """Where nothing may follow, the end token comes; an empty answer is one."""
+    assert write(engine, 'root ::= ""') == ""
+    assert write(engine, 'root ::= "a"{50}') == "a" * 50
+
+
+def test_markup_in_a_grammar_is_text(engine: LlamaEngine) -> None:
+    """A literal that spells a control token is written letter by letter."""
+    assert write(engine, 'root ::= "<|im_end|>"') == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "params"),
+    [
+        pytest.param("root ::= [z-a]", {}, id="empty-range"),
+        pytest.param('root ::= "a" [\\xff]', {"logit_bias": {195: float("-inf")}}, id="bias"),
+        pytest.param('root ::= "a"', {"logit_bias": {97: float("-inf")}}, id="forbidden-literal"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_dead_end_is_an_error(
+    engine: LlamaEngine, grammar: str, params: dict[str, Any], temperature: float
+) -> None:
+    """The request fails where no token is left; the engine writes on for others."""
+    with pytest.raises(GrammarError, match="allows no token"):
+        write(engine, grammar, temperature=temperature, **params)
+    assert write(engine, 'root ::= "a"') == "a"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= "a', 'x ::= "a"', "root ::= missing", "nonsense", 'root ::= "a"{1,2', "root ::= )"],
+)
+def test_what_does_not_parse_is_an_error(engine: LlamaEngine, grammar: str) -> None:
+    """Told as GrammarError, with the grammar as its fact."""
+    with pytest.raises(GrammarError) as refused:
+        engine.create_sampler(SamplingParams(grammar=grammar), [])
+    assert refused.value.facts["grammar"] == grammar

@@ -1,0 +1,266 @@
+"""The command line: what it accepts and refuses, what it writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from langchain_swarmkv import ChatSwarmKV, FakeEngine, SwarmEngine, cli
+
+ROOT = Path(cli.__file__).parents[1]
+ANALYSTS = [
+    "novelty",
+    "claim_mapping",
+    "prior_art_queries",
+    "freedom_to_operate",
+    "ethics",
+    "european_summary",
+]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    """A document that leaves room for the tasks in a context of 4096 byte tokens."""
+    path = tmp_path / "document.txt"
+    path.write_text("A strip listens to the floor. " * 20)
+    return path
+
+
+@pytest.fixture
+def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SwarmEngine]]:
+    """The command gets engines without weights; they are collected here."""
+    engines: list[SwarmEngine] = []
+
+    def chat_model(*, model_path: Path, n_ctx: int, n_threads: int | None, **sampling: Any) -> Any:
+        engines.append(SwarmEngine(FakeEngine(num_cells=n_ctx, reply="An answer with [markup].")))
+        return ChatSwarmKV(engine=engines[-1], **sampling)
+
+    monkeypatch.setattr(cli, "ChatSwarmKV", chat_model)
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def swarmkv(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def swarmkv_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """The command as a process of its own, with its output in pipes."""
+    command = [sys.executable, "-c", "from langchain_swarmkv.cli import main; main()"]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=options.pop("cwd", ROOT),
+        **options,
+    )
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """Exit code 2, nothing on stdout, and one line on stderr that holds all words."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    """`--version` needs no command."""
+    result = swarmkv("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("swarmkv 0.")
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    """The help names the command there is."""
+    assert "demo" in swarmkv().output
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_the_demo_prints_report_and_numbers(document: Path) -> None:
+    """Report and summary go to stdout, progress to stderr, both without escape sequences."""
+    result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--max-tokens", 64)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    assert "## Freedom to operate\n\nAn answer with [markup]." in result.stdout
+    assert "without sharing" in result.stdout
+    for name in ANALYSTS:
+        assert name in result.stdout
+        assert f"{name}: done" in result.stderr
+    assert "document: " in result.stderr
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_the_default_model_comes_with_a_warning_about_its_prose(document: Path) -> None:
+    """Only without --model: who gave a model knows what it is."""
+    demo = partial(swarmkv, "demo", "--document", document, "--n-ctx", 4096)
+    assert "not the prose" in " ".join(demo().stdout.split())
+    assert "not the prose" not in " ".join(demo("--model", "any.gguf").stdout.split())
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_json_and_html_are_written(document: Path, tmp_path: Path) -> None:
+    """The document is computed once; every analyst reuses it; the page holds the report."""
+    json_out, html_out = tmp_path / "out.json", tmp_path / "out.html"
+    arguments = ("--document", document, "--n-ctx", 4096, "--json", json_out, "--html", html_out)
+    result = swarmkv("demo", *arguments)
+    assert result.exit_code == 0, result.output
+    run = json.loads(json_out.read_text(encoding="utf-8"))
+    assert [analyst["name"] for analyst in run["analysts"]] == ANALYSTS
+    shared = run["document_tokens"]
+    assert run["document"]["computed_tokens"] == shared
+    for analyst in run["analysts"]:
+        assert analyst["cached_tokens"] >= shared - 1
+        assert analyst["text"] == "An answer with [markup]."
+        assert analyst["ttft_seconds"] >= analyst["queue_seconds"] >= 0
+    assert run["engine"]["num_prefill_tokens"] == run["savings"]["computed_tokens"]
+    assert run["wall_seconds"] > 0
+    assert "An answer with [markup]." in html_out.read_text(encoding="utf-8")
+
+
+def test_the_engine_is_closed_after_the_run(fake_model: list[SwarmEngine], document: Path) -> None:
+    """A second run starts from nothing."""
+    for _ in range(2):
+        assert swarmkv("demo", "--document", document, "--n-ctx", 4096).exit_code == 0
+    assert len(fake_model) == 2
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_a_document_too_long_is_refused_with_what_would_fit(tmp_path: Path) -> None:
+    """The budget's numbers, before anything is computed."""
+    document = tmp_path / "long.txt"
+    document.write_text("word " * 2000)
+    result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--json", tmp_path / "o.json")
+    assert_refused(result, "4096", "document")
+    assert not (tmp_path / "o.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"", "empty"),
+        ("blank.md", b"\n \n", "empty"),
+        ("picture.txt", b"\x89PNG\x00\x01" + bytes(range(256)), "encoding"),
+        ("broken.pdf", b"%PDF-1.7\nbroken", "no readable PDF"),
+        ("letter.docx", b"text", ".txt, .md, .pdf"),
+        ("missing.txt", None, "No such file"),
+    ],
+)
+def test_an_unreadable_document_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    """One line that names the file and the reason."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert_refused(swarmkv("demo", "--document", path), name, words)
+
+
+def test_a_missing_model_is_refused(document: Path, tmp_path: Path) -> None:
+    """Nothing is run with another model instead."""
+    result = swarmkv("demo", "--document", document, "--model", tmp_path / "missing.gguf")
+    assert_refused(result, "missing.gguf")
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"not a model at all, just text", b"GGUF\x03"])
+def test_a_file_that_is_no_gguf_is_refused(document: Path, tmp_path: Path, content: bytes) -> None:
+    """Empty, cut short or something else."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(content)
+    assert_refused(swarmkv("demo", "--document", document, "--model", model), "model.gguf")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_path_that_cannot_be_written_is_refused_before_the_run(
+    document: Path, tmp_path: Path, option: str
+) -> None:
+    """A folder, or a file in a folder that does not exist."""
+    demo = partial(swarmkv, "demo", "--document", document, "--model", "missing.gguf", option)
+    assert_refused(demo(tmp_path), "it is a folder")
+    assert_refused(demo(tmp_path / "missing" / "out"), "its folder does not exist")
+
+
+def test_a_wrong_number_is_refused(document: Path) -> None:
+    """Typer's own usage error has the same exit code."""
+    assert swarmkv("demo", "--document", document, "--max-tokens", 0).exit_code == 2
+
+
+def test_without_the_small_model_its_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, document: Path
+) -> None:
+    """The line can be pasted into a shell."""
+
+    def not_installed(name: str) -> None:
+        raise cli.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(cli.metadata, "files", not_installed)
+    result = swarmkv("demo", "--document", document)
+    assert_refused(result, "pip install 'langchain-swarmkv[demo]'", "--model")
+
+
+def test_a_refusal_is_one_line_in_a_process_too(tmp_path: Path) -> None:
+    """No traceback, no log line of a library, exit code 2."""
+    document = tmp_path / "broken.pdf"
+    document.write_bytes(
+        b"%PDF-1.4\n1 0 obj << /Type /Catalog >> endobj\ntrailer << /Root 1 0 R >>"
+    )
+    process = swarmkv_process("demo", "--document", document)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert stdout == ""
+    assert stderr.startswith("error: cannot read the document")
+    assert stderr.count("\n") == 1
+
+
+def test_the_example_is_found_inside_an_installed_wheel(tmp_path: Path, document: Path) -> None:
+    """The wheel carries the example inside the package; its copy is the one that runs."""
+    package = tmp_path / "site" / "langchain_swarmkv"
+    no_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "langchain_swarmkv", package, ignore=no_caches)
+    example = package / "examples" / "patent_analysis"
+    shutil.copytree(ROOT / "examples" / "patent_analysis", example, ignore=no_caches)
+    (example / "reader.py").write_text(
+        "from langchain_swarmkv import SwarmKVError\n"
+        "DISCLOSURE = None\n"
+        "def read_document(path):\n"
+        "    raise SwarmKVError('read by the copy in the wheel')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    process = swarmkv_process("demo", cwd=tmp_path, env=environment)
+    _, stderr = process.communicate(timeout=60)
+    assert stderr == "error: read by the copy in the wheel\n"
+    assert process.returncode == 1
+
+
+def test_an_interrupt_ends_the_run_with_130(tiny_gguf: Callable[..., Path], tmp_path: Path) -> None:
+    """Ctrl-C while the analysts write: one line, no traceback, soon."""
+    document = tmp_path / "document.txt"
+    document.write_text("words " * 50)
+    model = tiny_gguf("llama", n_ctx_train=1 << 20)
+    arguments = ("--document", document, "--model", model, "--n-ctx", 300_000)
+    process = swarmkv_process("demo", *arguments, "--max-tokens", 40_000)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "first words" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert stderr.splitlines()[-1] == "error: interrupted."
+    assert "Traceback" not in stderr
+    assert process.returncode == 130
