@@ -8,11 +8,12 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
+MYPY  := $(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis
 
 # Without ninja, CMake falls back to make, which compiles one file at a time unless told.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo install test test-unit format lint type bench-floor clean
+.PHONY: help demo install test test-unit format lint type bench-floor
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -40,19 +41,17 @@ format: $(VENV)/.installed-dev  ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(VENV)/.installed-dev type  ## Check style, types and the direction of imports
+lint: $(VENV)/.installed-dev  ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MYPY)
 	$(BIN)/lint-imports
 
 type: $(VENV)/.installed-dev  ## Check types (mypy strict)
-	$(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis
+	$(MYPY)
 
 bench-floor: $(VENV)/.installed-dev  ## Engine against a bare llama_decode loop (run it alone on the machine)
 	$(BIN)/python benchmarks/floor.py
-
-clean:  ## Remove the virtual environment and all caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.installed-demo: EXTRAS = demo
 $(VENV)/.installed-dev: EXTRAS = demo,test,lint,bench

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -43,6 +44,7 @@ _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens")
 
 _Settings = TypeVar("_Settings", bound=BaseModel)
+_Started = TypeVar("_Started")
 ProgressCallback = Callable[[PrefillProgress], None]
 
 
@@ -127,7 +129,11 @@ class ChatSwarmKV(BaseChatModel):
     def _check_settings(self) -> Self:
         if (self.engine is None) == (self.model_path is None):
             raise ValueError("give either model_path or engine.")
-        ignored = sorted(self.model_fields_set & {*_ENGINE_FIELDS, "snapshot_memory_bytes"})
+        ignored = [
+            name
+            for name in (*_ENGINE_FIELDS, "snapshot_memory_bytes")
+            if getattr(self, name) != type(self).model_fields[name].default
+        ]
         if self.engine is not None and ignored:
             raise ValueError(f"{', '.join(ignored)}: the engine that was given has its own.")
         self._sampling_params(None, {})
@@ -158,7 +164,7 @@ class ChatSwarmKV(BaseChatModel):
         Raises:
             ModelError: the file cannot be used.
         """
-        return self.engine.tokenizer if self.engine is not None else self._my_seat.tokenizer()
+        return self.engine.tokenizer if self.engine is not None else self._seat.tokenizer()
 
     def engine_statistics(self) -> EngineStatistics:
         """What the engine has done so far, for all its users."""
@@ -183,17 +189,25 @@ class ChatSwarmKV(BaseChatModel):
     def _engine_key(self) -> tuple[EngineConfig | None, int]:
         return self.engine_config, self.snapshot_memory_bytes
 
-    @property
-    def _my_seat(self) -> Seat:
-        # Settings may have changed since: `model_copy(update=...)` asks nobody.
-        if self._seat.key != self._engine_key:
-            self._seat = self._seat.move(self._engine_key)
-        return self._seat
-
     def _engine(self) -> SwarmEngine:
-        seat = self._my_seat
-        seat.check_open()
-        return self.engine if self.engine is not None else seat.engine()
+        self._seat.check_open()
+        return self.engine if self.engine is not None else self._seat.engine()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (*_ENGINE_FIELDS, "engine", "snapshot_memory_bytes"):
+            raise ConfigurationError(
+                f"{name} cannot be changed any more, others may use the engine. Use "
+                f"model_copy(update={{{name!r}: ...}}) or make a new object."
+            )
+        super().__setattr__(name, value)
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy on the same engine, or on another one if its settings are updated."""
+        copied = super().model_copy(update=update, deep=deep)
+        if copied._seat.key != copied._engine_key:
+            copied._seat = copied._seat.move(copied._engine_key)
+        return copied
 
     def __copy__(self) -> Self:
         copied = super().__copy__()
@@ -218,7 +232,7 @@ class ChatSwarmKV(BaseChatModel):
 
     @property
     def _encoder(self) -> PromptEncoder:
-        return self._my_seat.encoder(self.tokenizer, self.chat_template, self.chat_template_kwargs)
+        return self._seat.encoder(self.tokenizer, self.chat_template, self.chat_template_kwargs)
 
     def prompt_token_ids(
         self, messages: LanguageModelInput, *, required_prefix_tokens: int | None = None
@@ -278,7 +292,7 @@ class ChatSwarmKV(BaseChatModel):
         progress.finish()
         if on_finish is not None:
             on_finish(handle.statistics)
-        self._my_seat.remember(ref["digest"], text)
+        self._seat.remember(ref["digest"], text)
         return ref
 
     async def aprefill(
@@ -291,14 +305,16 @@ class ChatSwarmKV(BaseChatModel):
         on_finish: Callable[[RequestStatistics], None] | None = None,
     ) -> DocumentRef:
         """Like `prefill`; cancelling it stops the work within one chunk."""
-        ref, text, handle = await asyncio.to_thread(self._start_prefill, messages, pin, config)
+        ref, text, handle = await _on_thread(
+            lambda: self._start_prefill(messages, pin, config), handle_of=lambda started: started[2]
+        )
         progress = _Progress(handle, on_progress)
         with handle:
             await handle.aresult()
         progress.finish()
         if on_finish is not None:
             on_finish(handle.statistics)
-        self._my_seat.remember(ref["digest"], text)
+        self._seat.remember(ref["digest"], text)
         return ref
 
     def _start_prefill(
@@ -327,12 +343,12 @@ class ChatSwarmKV(BaseChatModel):
 
     def release(self, ref: DocumentRef) -> bool:
         """Let the document be evicted. False: it was not pinned, which is harmless."""
-        engine = self.engine if self.engine is not None else self._my_seat.loaded_engine
+        engine = self.engine if self.engine is not None else self._seat.loaded_engine
         return engine is not None and engine.release(ref["digest"])
 
     def document_of(self, ref: DocumentRef) -> str | None:
         """The text that this object, or a copy, prefilled for a reference; None: not known here."""
-        return self._my_seat.recall(ref["digest"])
+        return self._seat.recall(ref["digest"])
 
     # -- LangChain -------------------------------------------------------------------------------
 
@@ -398,8 +414,9 @@ class ChatSwarmKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        # NOTE: cancelled here, the thread goes on and its handle is dropped, which cancels too.
-        with await asyncio.to_thread(self._submit, messages, stop, kwargs) as handle:
+        with await _on_thread(
+            lambda: self._submit(messages, stop, kwargs), handle_of=lambda started: started
+        ) as handle:
             async with aclosing(self._achunks(handle)) as chunks:
                 async for chunk in chunks:
                     if run_manager:
@@ -441,6 +458,7 @@ class ChatSwarmKV(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All that changes an answer: LangChain's response cache takes this as its key."""
         config = self.engine_config
+        salt = self.cache_salt.encode("utf-8", "surrogatepass")
         return {
             "model": config.model_dump(mode="json") if config else None,
             "model_identity": _file_identity(config.model_path) if config else self._given_identity,
@@ -450,7 +468,7 @@ class ChatSwarmKV(BaseChatModel):
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
             # Traces and caches get to see these parameters, and a salt is a secret.
-            "cache_salt": hashlib.sha256(self.cache_salt.encode()).hexdigest(),
+            "cache_salt": hashlib.sha256(salt).hexdigest(),
         }
 
     @property
@@ -464,6 +482,33 @@ class ChatSwarmKV(BaseChatModel):
         params["ls_provider"] = "swarmkv"
         params["ls_model_name"] = self.model_name
         return params
+
+
+async def _on_thread(
+    start: Callable[[], _Started], *, handle_of: Callable[[_Started], RequestHandle]
+) -> _Started:
+    """Submit on a thread. If the caller is cancelled meanwhile, so is the request.
+
+    Dropping the handle would not do: asyncio's futures keep it in a reference cycle, and the
+    request would run on until the next garbage collection.
+    """
+    handles: list[RequestHandle] = []
+    is_abandoned = threading.Event()
+
+    def work() -> _Started:
+        started = start()
+        handles.append(handle_of(started))
+        if is_abandoned.is_set():
+            handles[0].cancel()
+        return started
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        is_abandoned.set()
+        for handle in handles:
+            handle.cancel()
+        raise
 
 
 class _Progress:

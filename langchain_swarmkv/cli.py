@@ -114,7 +114,7 @@ def _errors_in_one_line() -> Iterator[None]:
         yield
     except SwarmKVError as error:
         code = 2 if isinstance(error, _INPUT_ERRORS) else 1
-        raise _failure(" ".join([str(error), *getattr(error, "__notes__", [])]), code) from error
+        raise _failure(f"{error} {error.hint}", code) from error
     except KeyboardInterrupt as error:
         raise _failure("interrupted.", 130) from error
 

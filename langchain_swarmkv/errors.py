@@ -102,7 +102,9 @@ class SwarmKVError(Exception):
         notes.append(hint)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), str(self), self.facts))
+        notes = self.__dict__.get("__notes__")
+        state = {"__notes__": list(notes)} if notes else None
+        return (_rebuild, (type(self), str(self), self.facts), state)
 
 
 def _rebuild(kind: type[SwarmKVError], message: str, facts: dict[str, object]) -> SwarmKVError:

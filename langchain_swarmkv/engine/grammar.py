@@ -186,7 +186,7 @@ def _check_beginnings(beginnings: dict[str, list[str]]) -> None:
     paths: dict[str, int] = {}
     for name in order:
         first = beginnings[name]
-        depths[name] = 1 + max((depths[rule] for rule in first), default=0)
+        depths[name] = max((1 + depths[rule] for rule in first), default=0)
         paths[name] = 1 + sum(paths[rule] for rule in first)
         _check_depth(depths[name], "rules that begin with one another")
     if sum(paths.values()) > MAX_GRAMMAR_PATHS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
@@ -249,7 +250,7 @@ class BudgetReport:
         return Group(self._table(), *map(_pool_line, self.pools), *(f"? {u}" for u in self.unknown))
 
     def _table(self) -> Table:
-        table = Table(title="Context budget, in tokens", title_justify="left")
+        table = Table(title="Context budget, in tokens", title_justify="left", box=box.SIMPLE)
         table.add_column("analyst")
         for column in ("document", "task", "max_tokens", "copies", "positions", "limit"):
             table.add_column(column, justify="right")
@@ -261,7 +262,7 @@ class BudgetReport:
                 _number(row.task_tokens),
                 _number(row.max_tokens),
                 _number(row.fanout),
-                ("" if row.is_known else "> ") + _number(row.needed_positions),
+                ("" if row.is_known else ">= ") + _number(row.needed_positions),
                 f"{row.limit_name} {row.limit_tokens:,}",
                 row.verdict.value,
             )

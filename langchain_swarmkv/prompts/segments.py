@@ -43,7 +43,7 @@ def unused_characters(texts: Iterable[str]) -> Iterator[str]:
         UnsupportedContentError: all 6400 occur.
     """
     used = {char for text in texts for char in _PRIVATE_USE.findall(text)}
-    yield from map(chr, range(0xE000, 0xF900))
+    yield from (char for char in map(chr, range(0xE000, 0xF900)) if char not in used)
     raise UnsupportedContentError(
         "The messages use every private-use character (U+E000 to U+F8FF), so that none is left to "
         "mark what is text and what is markup. Remove some.",

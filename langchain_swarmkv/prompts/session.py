@@ -1,7 +1,9 @@
 """What the copies of one chat model share: the engine, the vocabulary and the documents' texts.
 
 Each copy has a `Seat` in the session. The engine is loaded when one of them needs it and given back
-when the last has left, by `leave` or by becoming garbage.
+when the last has left, by `leave` or by becoming garbage. A session that ends leaves its engine to
+another one with the same settings, if there is one: LangChain's configurable models make an object
+for each call, and would otherwise load the model for each.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class _Session:
         self._documents_lock = threading.Lock()
         self._documents: dict[str, str] = {}
         self.loaded_engine: SwarmEngine | None = None
+        with _sessions_lock:
+            _sessions.add(self)
 
     def join(self) -> None:
         with self._lock:
@@ -56,8 +60,15 @@ class _Session:
             if self._num_seats:
                 return
             engine, self.loaded_engine = self.loaded_engine, None
-        if engine is not None:
+        if engine is not None and not any(heir.inherit(engine) for heir in _sessions_of(self.key)):
             release_engine(engine)
+
+    def inherit(self, engine: SwarmEngine) -> bool:
+        with self._lock:
+            if self._num_seats == 0 or self.loaded_engine is not None:
+                return False
+            self.loaded_engine = engine
+            return True
 
     def leave_later(self) -> None:
         # NOTE: runs wherever the garbage collector does, perhaps under the very locks that closing
@@ -105,6 +116,15 @@ class _Session:
     def recall(self, digest: str) -> str | None:
         with self._documents_lock:
             return self._documents.get(digest)
+
+
+_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+_sessions_lock = threading.Lock()
+
+
+def _sessions_of(key: EngineKey) -> list[_Session]:
+    with _sessions_lock:
+        return [session for session in _sessions if session.key == key]
 
 
 class Seat:

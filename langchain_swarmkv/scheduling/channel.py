@@ -75,9 +75,9 @@ class Channel(Generic[Item]):
 
     def read(self) -> Iterator[Item]:
         """Items from the first on, blocking for the next; raises the stream's error at its end."""
-        self._check_process()
         place = 0
         while True:
+            self._check_process()
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or len(self._items) > place)  # noqa: B023
                 items = self._items[place:]

@@ -39,14 +39,13 @@ class _Entry:
 
 @dataclass
 class _Registry:
-    lock: threading.RLock
-    """Re-entrant: the collector may find a user that gives its engine back here."""
+    lock: threading.Lock
     engines: dict[_EngineKey, _Entry]
     tokenizers: dict[_FileVersion, Tokenizer]
 
 
 def _empty() -> _Registry:
-    return _Registry(threading.RLock(), {}, {})
+    return _Registry(threading.Lock(), {}, {})
 
 
 _registry = _empty()
@@ -88,9 +87,10 @@ def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30
 
 def release_engine(engine: SwarmEngine) -> None:
     """Give an engine back; the last user closes it. One that is not registered is left alone."""
-    for key in tuple(_registry.engines):
-        entry = _registry.engines.get(key)
-        if entry is not None and entry.engine is engine and _drop_user(key, entry):
+    with _registry.lock:
+        found = [(key, entry) for key, entry in _registry.engines.items() if entry.engine is engine]
+    for key, entry in found:
+        if _drop_user(key, entry):
             engine.close()
 
 

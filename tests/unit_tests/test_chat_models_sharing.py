@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.runnables import ConfigurableField
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.fake import FakeEngine
@@ -180,6 +181,17 @@ def test_a_copy_with_other_engine_settings_gets_its_own(
     assert llm.invoke(TALK).content
 
 
+def test_engine_settings_of_an_object_cannot_change(llm: ChatSwarmKV) -> None:
+    """Silently ignoring the change would be worse; how tokens are picked may change."""
+    llm.max_tokens = 3
+    assert len(llm.invoke(TALK).content) == 3
+    for name, value in (("n_ctx", 60), ("engine", None), ("model_path", Path("other.gguf"))):
+        with pytest.raises(ConfigurationError, match=name):
+            setattr(llm, name, value)
+    with pytest.raises(ConfigurationError, match="n_ctx"):
+        llm.model_copy(update={"n_ctx": 0})
+
+
 def test_copies_of_a_model_with_an_engine_share_it() -> None:
     """The engine object is never copied, and closing a model leaves it to its owner."""
     with SwarmEngine(FakeEngine()) as engine:
@@ -191,6 +203,26 @@ def test_copies_of_a_model_with_an_engine_share_it() -> None:
         llm.close()
         assert not engine.closed
         assert engine.statistics().num_finished == 2 * len(COPIES)
+
+
+def test_configurable_models_load_once(files: FakeModelFiles, llm: ChatSwarmKV) -> None:
+    """LangChain makes a new object for each call of one; the engine outlives them."""
+    configurable = llm.configurable_fields(max_tokens=ConfigurableField(id="length"))
+    for length in (3, 5, 7):
+        answer = configurable.invoke(TALK, {"configurable": {"length": length}})
+        assert len(answer.content) == length
+        gc.collect()
+    assert len(files.engines) == 1
+    llm.close()
+    eventually(lambda: is_closed(files.engines[0]))
+
+
+def test_models_with_an_engine_are_configurable_too() -> None:
+    """All fields are handed over, the engine among them."""
+    with SwarmEngine(FakeEngine()) as engine:
+        configurable = chat(engine).configurable_fields(max_tokens=ConfigurableField(id="length"))
+        answer = configurable.invoke(TALK, {"configurable": {"length": 3}})
+        assert len(answer.content) == 3
 
 
 # -- pickle --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from langchain_swarmkv import ChatSwarmKV, FakeEngine, SwarmEngine, cli
+from langchain_swarmkv import ChatSwarmKV, DecodeFatalError, FakeEngine, SwarmEngine, cli
 
 ROOT = Path(cli.__file__).parents[1]
 ANALYSTS = [
@@ -38,8 +39,8 @@ def document(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SwarmEngine]]:
-    """The command gets engines without weights; they are collected here."""
+def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command gets engines without weights."""
     engines: list[SwarmEngine] = []
 
     def chat_model(*, model_path: Path, n_ctx: int, n_threads: int | None, **sampling: Any) -> Any:
@@ -47,7 +48,7 @@ def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SwarmEngine]]:
         return ChatSwarmKV(engine=engines[-1], **sampling)
 
     monkeypatch.setattr(cli, "ChatSwarmKV", chat_model)
-    yield engines
+    yield
     for engine in engines:
         engine.close()
 
@@ -68,6 +69,10 @@ def swarmkv_process(*arguments: object, **options: Any) -> subprocess.Popen[str]
         cwd=options.pop("cwd", ROOT),
         **options,
     )
+
+
+def engine_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "swarmkv-engine"}
 
 
 def assert_refused(result: Result, *words: str) -> None:
@@ -134,11 +139,31 @@ def test_json_and_html_are_written(document: Path, tmp_path: Path) -> None:
     assert "An answer with [markup]." in html_out.read_text(encoding="utf-8")
 
 
-def test_the_engine_is_closed_after_the_run(fake_model: list[SwarmEngine], document: Path) -> None:
-    """A second run starts from nothing."""
-    for _ in range(2):
-        assert swarmkv("demo", "--document", document, "--n-ctx", 4096).exit_code == 0
-    assert len(fake_model) == 2
+def test_the_engine_is_closed_after_the_run(tiny_llama: Path, document: Path) -> None:
+    """No engine thread is left, whether the run came to its end or failed on the way."""
+    before = engine_threads()
+    demo = partial(swarmkv, "demo", "--document", document, "--model", tiny_llama)
+    assert demo("--n-ctx", 4096, "--max-tokens", 4).exit_code == 0
+    assert demo("--n-ctx", 4096, "--max-tokens", 4000).exit_code == 2
+    assert engine_threads() <= before
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_a_run_that_fails_on_the_way_has_another_exit_code(
+    monkeypatch: pytest.MonkeyPatch, document: Path, tmp_path: Path
+) -> None:
+    """Exit code 1 and the engine's reason, without LangGraph's notes on where it was."""
+
+    def fail(engine: FakeEngine, batch: Any) -> None:
+        raise DecodeFatalError("llama_decode returned -3.", return_code=-3)
+
+    monkeypatch.setattr(FakeEngine, "decode", fail)
+    html_out = tmp_path / "out.html"
+    result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--html", html_out)
+    assert result.exit_code == 1
+    assert "llama_decode returned -3" in result.stderr.splitlines()[-1]
+    assert "During task" not in result.stderr
+    assert not html_out.exists()
 
 
 @pytest.mark.usefixtures("fake_model")

@@ -34,7 +34,8 @@ _rng = np.random.default_rng(7)
 
 def random_text(length: int) -> list[int]:
     """Printable ASCII, whose codes are the token ids of every engine here."""
-    return _rng.integers(32, 127, length).tolist()
+    tokens: list[int] = _rng.integers(32, 127, length).tolist()
+    return tokens
 
 
 DOCUMENT = random_text(150)
@@ -176,7 +177,8 @@ class EngineContract:
     def test_logits_belong_to_the_caller(self, engine: Engine) -> None:
         """One float a token of the vocabulary, not changed by what comes later."""
         logits = append(engine, 0, DOCUMENT[:10])
-        assert (logits.shape, logits.dtype) == ((engine.facts.n_vocab,), np.float32)
+        assert logits.shape == (engine.facts.n_vocab,)
+        assert logits.dtype == np.float32
         kept = logits.copy()
         append(engine, 1, DOCUMENT[20:40])
         assert np.array_equal(logits, kept)
@@ -222,7 +224,7 @@ class EngineContract:
         append(engine, 0, DOCUMENT[:10])
         with pytest.raises(InvalidBatchError) as refused:
             engine.decode(Batch(tokens, positions, seq_ids, rows))
-        assert refused.value.return_code == -1
+        assert refused.value.facts["return_code"] == -1
         assert lengths(engine) == [10] + [0] * 7
         self.assert_equal(append(engine, 0, DOCUMENT[10:20]), oracle(DOCUMENT[:20]))
 
@@ -236,7 +238,7 @@ class EngineContract:
         if engine.facts.kv_bytes_per_token:
             with pytest.raises(NoRoomError) as refused:
                 engine.decode(batch)
-            assert refused.value.return_code == 1
+            assert refused.value.facts["return_code"] == 1
             assert refused.value.retryable
             assert lengths(engine)[:2] == [150, 100]
             engine.clear(0)
@@ -593,9 +595,7 @@ class EngineContract:
         assert self.draws(engine, 29, seed=1)
 
     @pytest.mark.parametrize("token_id", [-1, 1 << 20, 1 << 31])
-    def test_a_bias_outside_the_vocabulary_is_an_error(
-        self, engine: Engine, token_id: int
-    ) -> None:
+    def test_a_bias_outside_the_vocabulary_is_an_error(self, engine: Engine, token_id: int) -> None:
         """Before anything is sampled."""
         with pytest.raises(InvalidRequestError, match=str(token_id)):
             engine.create_sampler(SamplingParams(logit_bias={token_id: 1.0}), [])

@@ -269,7 +269,8 @@ def write(engine: LlamaEngine, grammar: str, limit: int = 60, **params: Any) -> 
     engine.clear(0)
     append(engine, 0, DOCUMENT[:30])
     sampler = engine.create_sampler(SamplingParams(grammar=grammar, **params), DOCUMENT[:30])
-    row, tokens = ROW, []
+    row = ROW
+    tokens: list[int] = []
     try:
         while len(tokens) < limit:
             token = sampler.sample(row)
@@ -287,7 +288,7 @@ def write(engine: LlamaEngine, grammar: str, limit: int = 60, **params: Any) -> 
 def test_text_matches_the_grammar(engine: LlamaEngine, temperature: float) -> None:
     """A choice, a fixed shape, characters of several bytes, optional and repeated parts."""
     for seed in range(4):
-        settings = {"temperature": temperature, "seed": seed}
+        settings: dict[str, Any] = {"temperature": temperature, "seed": seed}
         assert write(engine, 'root ::= "yes" | "no"', **settings) in ("yes", "no")
         date = write(engine, "root ::= [0-9]{4} [-] [01] [0-9]", **settings)
         assert len(date) == 7

@@ -159,7 +159,7 @@ def test_a_task_longer_than_declared_is_refused(llm: ChatSwarmKV) -> None:
     assert AnalystNode(llm, task, max_task_tokens=exact).invoke(STATE)
     with pytest.raises(ContextBudgetError, match=f"max_task_tokens={exact - 1}") as caught:
         AnalystNode(llm, task, max_task_tokens=exact - 1).invoke(STATE)
-    assert caught.value.needed_tokens == exact  # type: ignore[attr-defined]
+    assert caught.value.needed_tokens == exact
 
 
 # -- the document --------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_pinned_document_stays_until_it_is_released(llm: ChatSwarmKV) -> None:
 def test_a_model_that_cannot_share_prefixes_is_refused() -> None:
     """A bound model too: its options belong to the model itself."""
     with fake_llm() as model, pytest.raises(ConfigurationError, match="ChatSwarmKV"):
-        DocumentNode(model.bind(temperature=0.5))  # type: ignore[arg-type]
+        DocumentNode(model.bind(temperature=0.5))
 
 
 # -- events --------------------------------------------------------------------------------------
@@ -128,7 +128,11 @@ async def test_progress_and_the_end_are_told_on_the_nodes_own_thread(is_async: b
     assert progress == [fixed] * len(progress)
     assert end["type"] == "document"
     assert end["node"] == "reader"
-    assert (end["document_tokens"], end["cached_tokens"], end["computed_tokens"]) == (total, 0, total)
+    assert (end["document_tokens"], end["cached_tokens"], end["computed_tokens"]) == (
+        total,
+        0,
+        total,
+    )
     assert end["prefix_source"] == "none"
     assert end["prefill_seconds"] >= 0
 

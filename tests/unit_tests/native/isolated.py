@@ -42,12 +42,14 @@ def append(engine, seq_id, tokens):
 """
 
 
-def run_isolated(code: str, *arguments: str | Path) -> str:
+def run_isolated(code: str, *arguments: str | Path, stdin: str = "", may_log: bool = False) -> str:
     """Run code that ends normally; what it printed.
 
     Args:
         code: Python, after a prelude with `attempt`, `open_engine` and `append`.
         arguments: `sys.argv[1:]` of the process.
+        stdin: What it may read.
+        may_log: Whether it may write to stderr.
 
     Raises:
         AssertionError: it was ended by a signal, raised, or wrote to stderr.
@@ -57,6 +59,7 @@ def run_isolated(code: str, *arguments: str | Path) -> str:
         cwd=ROOT,
         # llama.cpp would start a debugger to print a backtrace before it aborts.
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_SECONDS,
@@ -64,11 +67,13 @@ def run_isolated(code: str, *arguments: str | Path) -> str:
     )
     told = f"exit code {process.returncode}\n{process.stdout}\n{process.stderr[-3000:]}"
     assert process.returncode == 0, told
-    assert process.stderr == "", told
+    assert may_log or process.stderr == "", told
     return process.stdout
 
 
-def outcomes(code: str, *arguments: str | Path) -> dict[str, str]:
+def outcomes(
+    code: str, *arguments: str | Path, stdin: str = "", may_log: bool = False
+) -> dict[str, str]:
     """What `attempt` printed, by name."""
-    lines = run_isolated(code, *arguments).splitlines()
+    lines = run_isolated(code, *arguments, stdin=stdin, may_log=may_log).splitlines()
     return dict(line.split(": ", 1) for line in lines)

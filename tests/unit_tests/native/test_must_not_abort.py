@@ -293,6 +293,47 @@ def test_weights_that_are_not_numbers(tiny_llama: Path, tmp_path: Path) -> None:
     assert set(outcomes(code, path).values()) == {"ModelError"}
 
 
+def test_requests_that_fail_leave_the_engine_to_the_others(tiny_llama: Path) -> None:
+    """Grammars and biases that lead nowhere, beside a request that is answered all the while."""
+    code = """
+    import sys
+    from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+
+    config = EngineConfig(model_path=Path(sys.argv[1]), n_ctx=2048, n_batch=64, max_sequences=8,
+                          n_threads=1, kv_type_k="f32", kv_type_v="f32")
+    prompt = list(range(40, 120))
+    good = SamplingParams(max_tokens=60, ignore_eos=True)
+    forbidden = dict.fromkeys(range(278), float("-inf"))
+    with SwarmEngine(config) as engine:
+        alone = engine.submit(prompt, good, keep_prefix=False).result().token_ids
+        beside = engine.submit(prompt, good, keep_prefix=False)
+        for name, params in {
+            "does not parse": dict(grammar='root ::= "a'),
+            "no root": dict(grammar='x ::= "a"'),
+            "30,000 deep": dict(grammar="root ::= " + "(" * 30000),
+            "lone surrogate": dict(grammar='root ::= "\\ud800"'),
+            "dead end": dict(grammar="root ::= [z-a]"),
+            "dead end later": dict(grammar='root ::= "ab" [z-a]'),
+            "all forbidden": dict(logit_bias=forbidden),
+            "all forbidden, drawn": dict(logit_bias=forbidden, temperature=1.0, top_p=0.5),
+            "bias outside": dict(logit_bias={278: 1.0}),
+        }.items():
+            attempt(name, lambda: engine.submit(prompt, SamplingParams(**params)).result())
+        attempt("beside", lambda: beside.result().token_ids == alone)
+        attempt("after", lambda: engine.submit(prompt, good).result().token_ids == alone)
+        engine.check()
+        statistics = engine.statistics()
+        print(f"left: {statistics.num_running + statistics.cells_reserved}")
+    """
+    seen = outcomes(code, tiny_llama, may_log=True)
+    assert (seen.pop("beside"), seen.pop("after"), seen.pop("left")) == ("True", "True", "0")
+    errors = {name: outcome for name, outcome in seen.items() if outcome != "GrammarError"}
+    assert errors == dict.fromkeys(
+        ["all forbidden", "all forbidden, drawn", "bias outside"], "InvalidRequestError"
+    )
+    assert len(seen) == 9
+
+
 @pytest.mark.parametrize("architecture", ["llama", "mamba"])
 def test_use_after_close(tiny_gguf: TinyGguf, architecture: str) -> None:
     """Closed once, closed again, used by its own sampler and tokenizer, closed while in use."""

@@ -24,6 +24,7 @@ class MergingTokenizer(FakeTokenizer):
         if controls:
             self.special_tokens = specials(controls)
         self._words = {word: 300 + i for i, word in enumerate(WORDS)}
+        self.n_vocab = CONTROL_FROM + len(controls)
         longest_first = sorted(WORDS, key=len, reverse=True)
         self._pieces = re.compile("|".join([*map(re.escape, longest_first), "."]), re.DOTALL)
 
@@ -36,7 +37,7 @@ class MergingTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         if 300 <= token_id < 300 + len(WORDS):
             return WORDS[token_id - 300].encode()
-        return super().token_bytes(token_id)
+        return b"" if token_id >= CONTROL_FROM else super().token_bytes(token_id)
 
 
 def specials(controls: Iterable[str | SpecialToken]) -> dict[str, SpecialToken]:

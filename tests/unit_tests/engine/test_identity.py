@@ -1,0 +1,137 @@
+"""An identity names weights and settings, never a path: states cannot cross between models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
+from langchain_swarmkv.engine import llama
+from langchain_swarmkv.engine.llama import LlamaEngine, weights_digest
+from langchain_swarmkv.errors import SequenceError
+from tests.unit_tests.engine.engine_contract import DOCUMENT, append
+
+TinyGguf = Callable[..., Path]
+
+
+def open_engine(path: Path, **options: Any) -> LlamaEngine:
+    defaults = {"n_ctx": 256, "n_batch": 32, "max_sequences": 4, "n_threads": 1}
+    return LlamaEngine(EngineConfig(model_path=path, **{**defaults, **options}))
+
+
+def identity(path: Path, **options: Any) -> str:
+    engine = open_engine(path, **options)
+    engine.close()
+    return engine.facts.identity
+
+
+def test_other_weights_under_one_path_are_another_model(
+    tiny_gguf: TinyGguf, tmp_path: Path
+) -> None:
+    """Equal in shape, vocabulary, name and size: only the identity tells, and it is checked."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_gguf("llama", seed=1), path)
+    first = open_engine(path)
+    append(first, 0, DOCUMENT[:40])
+    state = first.save(0)
+    first.close()
+
+    shutil.copy(tiny_gguf("llama", seed=2), path)
+    second = open_engine(path)
+    assert second.facts.identity != first.facts.identity
+    assert second.facts.name == first.facts.name
+    with pytest.raises(SequenceError, match="another model"):
+        second.restore(0, state, 40)
+    assert second.num_tokens(0) == 0
+    second.close()
+
+    shutil.copy(tiny_gguf("llama", seed=1), path)
+    again = open_engine(path)
+    again.restore(0, state, 40)
+    assert again.num_tokens(0) == 40
+    again.close()
+
+
+def test_a_touched_file_is_the_same_model(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    """As is a copy of other name and place: the content counts."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_gguf("llama"), path)
+    before = identity(path)
+    os.utime(path, (0, 0))
+    assert identity(path) == before
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(path, copy)
+    assert identity(copy) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_type_k": KVType.Q8_0},
+        {"kv_type_k": KVType.F32},
+        {"kv_type_v": KVType.F32},
+        {"rope_freq_base": 20000.0},
+        {"rope_freq_scale": 0.5},
+        {"flash_attention": FlashAttention.ON},
+    ],
+)
+def test_what_changes_kv_or_its_form_changes_the_identity(
+    tiny_llama: Path, options: dict[str, Any]
+) -> None:
+    """And a state of one is refused by the other, both ways."""
+    plain, other = open_engine(tiny_llama), open_engine(tiny_llama, **options)
+    assert plain.facts.identity != other.facts.identity
+    for source, target in ((plain, other), (other, plain)):
+        append(source, 0, DOCUMENT[:40])
+        with pytest.raises(SequenceError):
+            target.restore(1, source.save(0), 40)
+        assert target.num_tokens(1) == 0
+    plain.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": 700},
+        {"n_batch": 64, "n_ubatch": 16},
+        {"max_sequences": 9},
+        {"n_threads": 2},
+        {"use_mmap": False},
+        {"mixed_prefill_tokens": 7},
+        {"device": "shelf"},
+        {"flash_attention": FlashAttention.OFF},
+    ],
+)
+def test_what_does_not_change_kv_keeps_the_identity(
+    tiny_llama: Path, options: dict[str, Any]
+) -> None:
+    """Sizes, threads and names; and off is what AUTO means on a CPU."""
+    assert identity(tiny_llama, **options) == identity(tiny_llama)
+
+
+def test_large_files_are_told_apart_by_samples(
+    tiny_gguf: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a size, blocks spread over the file stand for it: its ends and what lies between."""
+    monkeypatch.setattr(llama, "_WHOLE_DIGEST_BYTES", 1000)
+    monkeypatch.setattr(llama, "_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(llama, "_NUM_BLOCKS", 64)
+    path, other = tiny_gguf("llama", seed=1), tiny_gguf("llama", seed=2)
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(path, copy)
+    assert weights_digest(copy) == weights_digest(path) != weights_digest(other)
+    content = path.read_bytes()
+    for changed in (
+        content[:-1] + bytes([content[-1] ^ 1]),
+        bytes([content[0] ^ 1]) + content[1:],
+        content + b"\0",
+        content[: len(content) // 2] + other.read_bytes()[len(content) // 2 :],
+    ):
+        copy.write_bytes(changed)
+        assert weights_digest(copy) != weights_digest(path)

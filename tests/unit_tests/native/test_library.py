@@ -1,0 +1,62 @@
+"""llama.cpp is loaded late, once, and speaks through `logging` and typed errors alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit_tests.native.isolated import run_isolated
+
+
+def test_importing_the_package_loads_nothing_native() -> None:
+    """A process that builds graphs or settings pays for llama.cpp when it first needs it."""
+    code = """
+    import sys
+    assert "llama_cpp" not in sys.modules
+    config = EngineConfig(model_path="nowhere.gguf")
+    assert "llama_cpp" not in sys.modules
+    """
+    assert run_isolated(code) == ""
+
+
+def test_llama_cpp_is_quiet_and_logs_to_logging(tiny_llama: Path) -> None:
+    """Nothing on stderr (`run_isolated` looks); what it says is there at DEBUG."""
+    code = """
+    import logging, sys
+    lines = []
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.append((record.name, record.levelno, record.getMessage()))
+    logging.getLogger("langchain_swarmkv").addHandler(Keep())
+    logging.getLogger("langchain_swarmkv").setLevel(logging.DEBUG)
+    engine = open_engine(sys.argv[1])
+    append(engine, 0, [65])
+    engine.close()
+    assert {name for name, _, _ in lines} == {"langchain_swarmkv.native"}
+    assert {level for _, level, _ in lines} == {logging.DEBUG}
+    assert any("n_ctx" in text for _, _, text in lines)
+    print(len(lines) > 20)
+    """
+    assert run_isolated(code, tiny_llama) == "True\n"
+
+
+def test_errors_carry_what_llama_cpp_said_of_this_call_alone(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The reason of a failure is its own, not that of an older one."""
+    whole = tiny_llama.read_bytes()
+    cut, odd = tmp_path / "cut.gguf", tmp_path / "odd.gguf"
+    cut.write_bytes(whole[:-1000])
+    odd.write_bytes(whole.replace(b"general.architecture", b"general.architectura"))
+    code = """
+    import sys
+    for path in sys.argv[1:]:
+        try:
+            LlamaTokenizer(Path(path))
+        except SwarmKVError as error:
+            print(error)
+    """
+    first, second, third = run_isolated(code, cut, odd, cut).splitlines()
+    assert first == third
+    assert "cut.gguf" in first
+    assert "architecture" in second
+    assert "architecture" not in first
