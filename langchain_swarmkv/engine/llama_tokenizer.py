@@ -19,6 +19,10 @@ from langchain_swarmkv.native.model import (
 __all__ = ["LlamaTokenizer"]
 
 
+_LONG_TEXT_CHARACTERS = 1000
+_NUM_LONG_TEXTS = 16
+
+
 class LlamaTokenizer(Tokenizer):
     """llama.cpp's own tokeniser. Loads in a fraction of a second; thread safe.
 
@@ -38,6 +42,8 @@ class LlamaTokenizer(Tokenizer):
         self._handle: ModelHandle | None = model
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        # Every analyst's prompt holds the same document; its ids are worth keeping.
+        self._encode_long = functools.lru_cache(maxsize=_NUM_LONG_TEXTS)(self._encode)
 
     @property
     def _model(self) -> ModelHandle:
@@ -68,7 +74,12 @@ class LlamaTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""
-        return self._model.tokenize(text)
+        if len(text) < _LONG_TEXT_CHARACTERS:
+            return self._model.tokenize(text)
+        return list(self._encode_long(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._model.tokenize(text))
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer.token_bytes`."""
@@ -96,3 +107,4 @@ class LlamaTokenizer(Tokenizer):
     def close(self) -> None:
         """See `Tokenizer.close`."""
         self._handle = None
+        self._encode_long.cache_clear()

@@ -73,6 +73,8 @@ class PromptEncoder:
     def shared_prefix(self, messages: Sequence[BaseMessage]) -> list[int]:
         """The longest ids that every conversation beginning with these messages begins with.
 
+        After a system message a user turn is expected, after others any turn or none.
+
         Raises:
             PromptError: as in `encode`; or the template puts something before these messages.
         """
@@ -89,7 +91,8 @@ class PromptEncoder:
     def _continuations(self, shared: Sequence[TemplateMessage]) -> Iterator[list[int]]:
         tails: list[list[TemplateMessage]] = [[_turn("user", probe)] for probe in _PROBES]
         if shared[-1]["role"] != "system":
-            tails += [[], [_turn("assistant", "a")], [_turn("tool", "a")]]
+            answer = _turn("assistant", "a")
+            tails += [[], [answer], [answer, _turn("user", "a")], [_turn("tool", "a")]]
         refusals: list[ChatTemplateError] = []
         for tail in tails:
             try:

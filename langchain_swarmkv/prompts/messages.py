@@ -30,6 +30,7 @@ __all__ = [
     "content_strings",
     "fold",
     "map_content",
+    "merge",
     "template_messages",
 ]
 
@@ -170,20 +171,31 @@ def content_strings(messages: Sequence[TemplateMessage]) -> list[str]:
     return found
 
 
-def fold(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The same conversation for a template without a system role or with strict alternation.
+def merge(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The same conversation for a template with strict alternation.
 
-    Each system text becomes part of the user turn after it (or a user turn of its own), and
-    neighbours of one role become one turn, a blank line between them. Tool turns stay apart.
+    Neighbours of one role become one turn, a blank line between them. Tool turns stay apart.
     """
-    folded: list[TemplateMessage] = []
+    merged: list[TemplateMessage] = []
     for message in messages:
-        turn = {**message, "role": "user"} if message["role"] == "system" else dict(message)
-        if folded and folded[-1]["role"] == turn["role"] != "tool":
-            folded[-1] = _merged(folded[-1], turn)
+        if merged and merged[-1]["role"] == message["role"] != "tool":
+            merged[-1] = _merged(merged[-1], message)
         else:
-            folded.append(turn)
-    return folded
+            merged.append(message)
+    return merged
+
+
+def fold(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The same conversation for a template without a system role.
+
+    Each system text becomes part of the user turn after it, or a user turn of its own.
+    """
+    return merge(
+        [
+            {**message, "role": "user"} if message["role"] == "system" else message
+            for message in messages
+        ]
+    )
 
 
 def _merged(first: TemplateMessage, second: TemplateMessage) -> TemplateMessage:

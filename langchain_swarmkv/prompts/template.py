@@ -7,7 +7,7 @@ from itertools import islice
 
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ChatTemplateError
-from langchain_swarmkv.prompts.messages import TemplateMessage, content_strings, fold
+from langchain_swarmkv.prompts.messages import TemplateMessage, content_strings, fold, merge
 from langchain_swarmkv.prompts.sandbox import compile_template, render
 from langchain_swarmkv.prompts.segments import unused_characters
 
@@ -73,15 +73,17 @@ class ChatTemplate:
     def render(self, messages: Sequence[TemplateMessage]) -> str:
         """The text of the prompt, up to where the answer begins.
 
-        A template that refuses a system message, or leaves its text out, gets the conversation
-        once more in the form of `fold`.
+        A template that refuses the conversation, or leaves the text of a system message out, gets
+        it once more with neighbours of one role merged, and then with system texts folded into
+        user turns.
 
         Raises:
             ChatTemplateError: it refuses that as well.
         """
-        attempts = [list(messages), fold(messages)]
-        if attempts[0] == attempts[1]:
-            attempts.pop()
+        attempts = [list(messages)]
+        for changed in (merge(messages), fold(messages)):
+            if changed != attempts[-1]:
+                attempts.append(changed)
         reasons: list[Exception] = []
         for attempt in attempts:
             try:
@@ -112,14 +114,10 @@ class ChatTemplate:
         self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]
     ) -> ChatTemplateError:
         roles = [message["role"] for message in messages]
-        folded = (
-            f", and with system texts folded into user turns: {_reason(reasons[1])}"
-            if len(reasons) > 1
-            else ""
-        )
+        changed = f", and merged and folded: {_reason(reasons[-1])}" if len(reasons) > 1 else ""
         return ChatTemplateError(
             f"The chat template of {self._model!r} refuses these messages "
-            f"(roles: {', '.join(roles)}): {_reason(reasons[0])}{folded}. "
+            f"(roles: {', '.join(roles)}): {_reason(reasons[0])}{changed}. "
             "Change their order or roles, or give another chat_template.",
             model=self._model,
             roles=roles,

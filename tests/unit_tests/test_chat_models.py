@@ -505,11 +505,14 @@ def test_a_branch_may_see_a_slice_of_the_document(make_engine: MakeEngine) -> No
     seen: list[str] = []
     llm = chat(make_engine(reply=lambda prompt: seen.append(prompt) or "ok"))
     num_tokens = 1 + len("system\n01234")
-    llm.invoke([SystemMessage("0123456789"), HumanMessage("t")], required_prefix_tokens=num_tokens)
+    messages = [SystemMessage("0123456789"), HumanMessage("t")]
+    llm.invoke(messages, required_prefix_tokens=num_tokens)
     assert seen == [
         "<|im_start|>system\n01234<|im_end|>\n<|im_start|>user\nt<|im_end|>\n"
         "<|im_start|>assistant\n"
     ]
+    ids = llm.prompt_token_ids(messages, required_prefix_tokens=num_tokens)
+    assert llm.tokenizer.readable(ids) == seen[0]  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match="required_prefix_tokens=9999"):
         llm.invoke(TALK, required_prefix_tokens=9999)
 

@@ -30,6 +30,7 @@ from langchain_swarmkv.prompts import session
 from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.statistics import RequestStatistics
 from tests.unit_tests.chat_support import FakeModelFiles, chat, eventually
 
 TALK = [SystemMessage("Be brief."), HumanMessage("Hello")]
@@ -376,6 +377,17 @@ def test_progress_is_told_to_the_end(files: FakeModelFiles, llm: ChatSwarmKV) ->
     llm.prefill([DOCUMENT], on_progress=told.append)
     assert told[-1].num_cached_tokens + told[-1].num_computed_tokens == ref["num_tokens"]
     assert told[-1].num_computed_tokens == 0
+
+
+async def test_the_numbers_of_a_prefill_are_told_at_its_end(llm: ChatSwarmKV) -> None:
+    """Once, with what was computed and what was there; sync and async."""
+    told: list[RequestStatistics] = []
+    ref = llm.prefill([DOCUMENT], on_finish=told.append)
+    await llm.aprefill([DOCUMENT], on_finish=told.append)
+    num_tokens = ref["num_tokens"]
+    assert [seen.num_prompt_tokens for seen in told] == [num_tokens, num_tokens]
+    assert [seen.num_computed_tokens for seen in told] == [num_tokens, 0]
+    assert all(seen.finished_at is not None for seen in told)
 
 
 def test_a_document_longer_than_the_context_is_refused(llm: ChatSwarmKV) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
 from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.engine.fake import FakeEngine
-from langchain_swarmkv.engine.llama import LlamaEngine
+from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
 from langchain_swarmkv.errors import GrammarError
 from tests.support.oracle import Oracle
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
@@ -171,6 +172,25 @@ def test_equal_branches_of_one_batch_agree(engine: LlamaEngine) -> None:
         engine.decode(batch)
         rows += [engine.logits(row) for row in ends]
     assert np.abs(np.stack(rows) - rows[0]).max() < TestLlamaEngine.tolerance
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "cores"),
+    [("max 100000\n", 4), ("150000 100000\n", 2), ("10000 100000\n", 1), ("odd", 4), (None, 4)],
+)
+def test_threads_are_the_cores_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, cpu_max: str | None, cores: int
+) -> None:
+    """By affinity, or fewer if the control group says so; a container has less than its host."""
+
+    def read_text(path: Path) -> str:
+        if cpu_max is None:
+            raise FileNotFoundError(path)
+        return cpu_max
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 4, 6}, raising=False)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert available_cores() == cores
 
 
 # Sampling, on logits after DOCUMENT[:30].

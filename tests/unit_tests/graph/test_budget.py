@@ -334,7 +334,7 @@ def test_what_the_pool_error_says_would_fit_does_and_one_more_does_not(missing: 
         assert str(needed) in message
         assert str(needed - missing) in message
         assert all(repr(name) in message for name in names)
-        n_ctx = suggested(message, r"n_ctx=(\d+)(?:, or|\.)")
+        n_ctx = suggested(message, r"fit with n_ctx=(\d+)")
         max_tokens = suggested(message, r"max_tokens=(\d+) for each")
         length = suggested(message, r"a document of at most (\d+) tokens")
         assert "allow_waves=True (they would run in about 2 turns)" in message

@@ -91,7 +91,7 @@ class Data:
 @both
 @pytest.mark.parametrize("schema", [SwarmState, Typed, Model, Data])
 async def test_any_kind_of_state_will_do(llm: ChatSwarmKV, schema: Any, is_async: bool) -> None:
-    """Nodes write their own keys only, so a `question` without a reducer is safe (G1 i, iii, iv)."""
+    """Nodes write their own keys only: a `question` without a reducer is safe (G1 i, iii, iv)."""
     given = {**INPUT, "question": "?"} if schema is not SwarmState else INPUT
     app = fan_out(llm, graph=StateGraph(schema)).compile()
     result = await run(app, given, is_async=is_async)
@@ -286,7 +286,7 @@ async def test_tokens_go_out_on_messages_and_events_on_custom(
     assert set(kinds["prefill"]) == {"document"}
 
     updates = [part for mode, part in parts if mode == "updates"]
-    assert [list(update) for update in updates][0] == ["document"]
+    assert list(updates[0]) == ["document"]
     assert {name: update[name] for update in updates[1:] for name in update} == {
         name: {"findings": {name: FINDINGS[name]}} for name in NAMES
     }

@@ -145,6 +145,22 @@ def test_a_prefix_may_end_with_any_turn() -> None:
         assert encoder.encode([*shared, *tail])[: len(prefix)] == prefix
 
 
+def test_a_system_text_that_moves_is_not_shared() -> None:
+    """Some templates print the system text before the last user turn, wherever that is."""
+    tokenizer = FakeTokenizer()
+    moving = (
+        "{% set last = messages | selectattr('role', 'equalto', 'user') | list | last %}"
+        "{% for m in messages if m.role != 'system' %}{{ '[' + m.role + ']' }}"
+        "{% if m == last %}{{ messages[0].content }}:{% endif %}{{ m.content }}{% endfor %}"
+    )
+    encoder = PromptEncoder(tokenizer, chat_template=moving)
+    assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[user]sys:"
+    prefix = encoder.shared_prefix(TALK)
+    later = encoder.encode([*TALK, AIMessage("hello"), HumanMessage("again")])
+    assert later[: len(prefix)] == prefix
+    assert tokenizer.readable(prefix) == "[user]"
+
+
 def test_a_template_that_shares_nothing_is_refused() -> None:
     """If the user's words come first there is no prefix to prefill."""
     encoder = PromptEncoder(

@@ -26,6 +26,7 @@ from langchain_swarmkv.prompts.messages import (
     content_strings,
     fold,
     map_content,
+    merge,
     template_messages,
 )
 
@@ -198,6 +199,12 @@ def test_fold_gives_user_turns_and_strict_alternation(
     messages = turns(*given)
     assert fold(messages) == turns(*folded)
     assert messages == turns(*given)
+
+
+def test_merge_leaves_system_messages_what_they_are() -> None:
+    """Neighbours of one role become one, tool turns excepted; roles stay."""
+    given = turns(("system", "s"), ("system", "t"), ("user", "u"), ("user", "v"), ("tool", "1"))
+    assert merge(given) == turns(("system", "s\n\nt"), ("user", "u\n\nv"), ("tool", "1"))
 
 
 def test_fold_keeps_the_calls_of_both_answers() -> None:

@@ -41,7 +41,7 @@ TOOLS_TEMPLATE = (
 )
 
 
-def chat(text: str, mark: str = "") -> list[BaseMessage]:
+def chat(text: str) -> list[BaseMessage]:
     """A conversation with the text in every place that comes from outside."""
     call = {"name": text, "args": {text: [text, {"deep": text}]}, "id": text}
     return [

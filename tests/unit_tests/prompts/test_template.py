@@ -183,14 +183,14 @@ def test_a_trimmed_system_text_is_not_taken_for_a_dropped_one() -> None:
     assert render(source, talk) == '[system]"say \\"x\\""[user]"hi"'
 
 
-def test_a_second_system_message_that_is_dropped_is_folded_too() -> None:
+def test_a_second_system_message_that_would_be_dropped_joins_the_first() -> None:
     """Templates that print only the first system message would lose the rest."""
     source = (
         "{{ messages[0].content if messages[0].role == 'system' }}"
         "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     )
     talk = template_messages([SystemMessage("one"), SystemMessage("two"), HumanMessage("hi")])
-    assert render(source, talk) == "[user]one\n\ntwo\n\nhi"
+    assert render(source, talk) == "one\n\ntwo[user]hi"
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,18 @@ def test_a_second_system_message_that_is_dropped_is_folded_too() -> None:
 def test_strict_alternation_is_met_by_merging(messages: list[Any], text: str) -> None:
     """Neighbours of one role become one turn where the template insists on alternation."""
     assert render(NO_SYSTEM, template_messages(messages)) == text
+
+
+def test_a_system_role_is_kept_where_merging_is_enough() -> None:
+    """Strict alternation after a system message: only the user turns become one."""
+    source = (
+        "{% for m in messages %}"
+        "{% if loop.index0 > 0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    talk = template_messages([SystemMessage("s"), HumanMessage("a"), HumanMessage("b")])
+    assert render(source, talk) == "[system]s[user]a\n\nb"
 
 
 def test_what_cannot_be_folded_is_one_clear_error() -> None:

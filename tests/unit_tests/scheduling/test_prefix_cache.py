@@ -8,6 +8,7 @@ import pytest
 
 from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -272,6 +273,31 @@ def test_a_sequence_that_cannot_be_opened_leaves_no_trace() -> None:
     pool.cache.close(running)
     assert pool.cache.open(NAMESPACE, tokens, match, 160) == (1, 100)
     assert pool.cache.counters.num_forks == 1
+
+
+def test_a_prefix_that_cannot_be_saved_leaves_the_books_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The eviction that opening needs raises: no id and no cell is lost, and it can be tried again.
+
+    What was to leave is still there.
+    """
+    pool = Pool(num_cells=150)
+    pool.leave(DOCUMENT)
+
+    def fail(seq_id: int) -> bytes:
+        raise SequenceError("cannot be saved")
+
+    other = piece("other", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.engine, "save", fail)
+        with pytest.raises(SequenceError):
+            pool.cache.open(NAMESPACE, other, None, 100)
+    pool.cache.check()
+    assert pool.cache.sequences_used == 1
+    assert pool.resident(DOCUMENT)
+    pool.run(other)
+    assert pool.cache.counters.num_spills == 1
 
 
 def test_the_last_sequence_id_is_waited_for_rather_than_taken_from_the_match() -> None:

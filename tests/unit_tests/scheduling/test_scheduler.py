@@ -195,6 +195,18 @@ def test_salts_share_nothing() -> None:
     assert bench.statistics.num_prefill_tokens == 200
 
 
+@pytest.mark.parametrize(("num_shared", "waits"), [(15, False), (16, True)])
+def test_a_short_common_prefix_is_not_waited_for(num_shared: int, waits: bool) -> None:
+    """Fewer than 16 tokens are computed as quickly as they are waited for."""
+    bench = Bench()
+    bench.add([*DOCUMENT[:num_shared], *piece("x", 20)])
+    other = bench.add([*DOCUMENT[:num_shared], *piece("y", 20)])
+    bench.step()
+    assert (other.status is RequestStatus.WAITING) == waits
+    bench.run()
+    assert_equals_alone(*bench.requests)
+
+
 # -- a leader that does not get there --------------------------------------------------------------
 
 
