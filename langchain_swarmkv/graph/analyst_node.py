@@ -188,7 +188,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             )
 
     def _options(self, run: NodeRun, ref: DocumentRef | None) -> dict[str, Any]:
-        options: dict[str, Any] = {"keep_prefix": False, "request_name": run.node}
+        options: dict[str, Any] = {"keep_prefix": False, "request_name": self._finding(run)}
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         if self.required_prefix_tokens is not None:
@@ -201,9 +201,11 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         text = str(answer.text)
         if self.output_key is not None:
             return {self.output_key: text}
-        name = self.name or run.node
-        number = run.copy_number
-        return {FINDINGS_KEY: {name if number is None else f"{name}[{number}]": text}}
+        return {FINDINGS_KEY: {self._finding(run): text}}
+
+    def _finding(self, run: NodeRun) -> str:
+        name, number = self.name or run.node, run.copy_number
+        return name if number is None else f"{name}[{number}]"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class AnalystBudget:
     def what_would_fit(self) -> Iterator[str]:
         """Changes that would make one copy fit."""
         excess = self.needed_positions - self.limit_tokens
-        if self.limit_name == "n_ctx":
+        if self.n_ctx_train is None or self.needed_positions <= self.n_ctx_train:
             yield f"n_ctx={self.needed_positions}"
         if self.max_tokens > excess:
             yield f"max_tokens={self.max_tokens - excess}"
@@ -205,22 +205,33 @@ class BudgetReport:
         Raises:
             ContextBudgetError: with the numbers and what would fit.
         """
+        error = next(self._errors(), None)
+        if error is not None:
+            raise error
+
+    def _errors(self) -> Iterator[ContextBudgetError]:
+        """What is wrong, the least curable first: the trained context cannot be raised."""
         for row in self.rows:
-            if row.verdict is Verdict.OVER:
-                raise self._positions_error(row)
+            if row.n_ctx_train is not None and row.needed_positions > row.n_ctx_train:
+                yield self._positions_error(row, "n_ctx_train", row.n_ctx_train)
+        for pool in self.pools:
+            if pool.verdict is Verdict.OVER and not pool.allow_waves:
+                yield self._pool_error(pool)
+        for row in self.rows:
+            if row.needed_positions > row.n_ctx:
+                yield self._positions_error(row, "n_ctx", row.n_ctx)
         for pool in self.pools:
             if pool.verdict is Verdict.OVER:
-                raise self._pool_error(pool)
+                yield self._pinned_error(pool)
 
-    def _positions_error(self, row: AnalystBudget) -> ContextBudgetError:
+    def _positions_error(self, row: AnalystBudget, name: str, limit: int) -> ContextBudgetError:
         return ContextBudgetError(
-            f"Analyst {row.node!r} needs {row.needed_positions} positions (document "
+            f"Analyst {row.node!r} alone needs {row.needed_positions} tokens (document "
             f"{row.document_tokens or 0}, task {row.task_tokens or 0}, max_tokens "
-            f"{row.max_tokens}), but {row.limit_name}={row.limit_tokens}. "
-            + _would_fit(row.what_would_fit()),
+            f"{row.max_tokens}), but {name}={limit}. {_would_fit(row.what_would_fit())}",
             needed_tokens=row.needed_positions,
-            limit_tokens=row.limit_tokens,
-            limit_name=row.limit_name,
+            limit_tokens=limit,
+            limit_name=name,
             node=row.node,
             report=self,
         )
@@ -231,12 +242,22 @@ class BudgetReport:
         name = "n_ctx" if is_cells else "max_sequences"
         limit = pool.n_ctx if is_cells else pool.max_sequences
         return ContextBudgetError(
-            f"{_listed(pool)} can run at once and need {needed} "
-            f"{'cells' if is_cells else 'sequences'} ({_sum(pool, is_cells)}), but {name}={limit}. "
-            + _would_fit(pool.what_would_fit()),
+            f"{_listed(pool)} {needed} {'cells' if is_cells else 'sequences'} "
+            f"({_sum(pool, is_cells)}), but {name}={limit}. {_would_fit(pool.what_would_fit())}",
             needed_tokens=needed,
             limit_tokens=limit,
             limit_name=name,
+            report=self,
+        )
+
+    def _pinned_error(self, pool: PoolBudget) -> ContextBudgetError:
+        return ContextBudgetError(
+            f"Even one at a time, the branches of {pool.model!r} need {pool.largest_alone_cells} "
+            f"cells with their documents and the pinned ones, but n_ctx={pool.n_ctx}. It would fit "
+            f"with n_ctx={pool.largest_alone_cells}, or with fewer pinned documents.",
+            needed_tokens=pool.largest_alone_cells,
+            limit_tokens=pool.n_ctx,
+            limit_name="n_ctx",
             report=self,
         )
 
@@ -284,23 +305,27 @@ def _listed(pool: PoolBudget) -> str:
     names = [
         repr(b.node) if b.num_copies == 1 else f"{b.num_copies} x {b.node!r}" for b in pool.branches
     ]
-    return ", ".join(names) if names else "The documents"
+    if not names:
+        return "The documents need"
+    if pool.num_branches == 1:
+        return f"Analyst {names[0]} needs"
+    return f"Analysts {', '.join(names)} can run at once and need"
 
 
 def _sum(pool: PoolBudget, is_cells: bool) -> str:
+    branches = "1 branch" if pool.num_branches == 1 else f"{pool.num_branches} branches"
     if is_cells:
         return (
-            f"document {pool.document_tokens}, {pool.num_branches} branches with task and "
-            f"max_tokens {pool.branch_tokens}"
+            f"document {pool.document_tokens}, {branches} of task and max_tokens "
+            f"{pool.branch_tokens}"
         )
-    return f"{pool.num_documents} for documents, {pool.num_branches} for branches"
+    return f"{pool.num_documents} for documents, {branches}"
 
 
 def _pool_line(pool: PoolBudget) -> str:
-    at_least = "" if pool.is_known else "at least "
     line = (
-        f"{pool.model}: {_listed(pool)} at once need {at_least}{pool.needed_cells:,} of "
-        f"{pool.n_ctx:,} cells and {pool.needed_sequences} of {pool.max_sequences} sequences: "
-        f"{pool.verdict.value}"
+        f"{pool.model}: {_listed(pool)} {'' if pool.is_known else 'at least '}"
+        f"{pool.needed_cells:,} of {pool.n_ctx:,} cells and {pool.needed_sequences} of "
+        f"{pool.max_sequences} sequences: {pool.verdict.value}"
     )
     return f"{line}, in about {pool.waves} turns" if pool.waves > 1 else line

@@ -30,10 +30,16 @@ def fake_llm(
     max_tokens: int = 8,
     num_cells: int = 4096,
     max_sequences: int = 32,
+    n_ctx_train: int = 100_000,
     **engine_options: Any,
 ) -> Iterator[ChatSwarmKV]:
     """A chat model on a `FakeEngine` of its own; `llm.engine` is the `SwarmEngine`."""
-    fake = FakeEngine(num_cells=num_cells, max_sequences=max_sequences, **engine_options)
+    fake = FakeEngine(
+        num_cells=num_cells,
+        max_sequences=max_sequences,
+        n_ctx_train=n_ctx_train,
+        **engine_options,
+    )
     # A lock of its own: tests that hold the engine in a step must not hold other processes too.
     locks = DeviceLockManager(across_processes=False)
     with SwarmEngine(fake, device_locks=locks) as engine:

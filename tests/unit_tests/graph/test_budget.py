@@ -363,7 +363,7 @@ def test_what_the_position_error_says_would_fit_does_and_one_more_does_not(limit
         message = str(error)
         assert (error.limit_name, error.limit_tokens) == (limit_name, needed - 5)
         assert (f"n_ctx={needed}" in message) == (limit_name == "n_ctx")
-        max_tokens = suggested(message, r"max_tokens=(\d+)(?:, or|\.)")
+        max_tokens = suggested(message, r"max_tokens=(\d+)(?: for each)?(?:, or|\.)")
         length = suggested(message, r"a document of at most (\d+) tokens")
         for more in (0, 1):
             graph = fan_out(model, ("a",), max_tokens=max_tokens + more)
@@ -377,6 +377,17 @@ def test_when_nothing_helps_it_does_not_pretend() -> None:
     with fake_llm(n_ctx_train=60, max_tokens=30) as model:
         graph = fan_out(model, ("a",), task=lambda name: name * 100)
         assert "Shorten the tasks" in str(over(check_budget(graph, document=DOCUMENT)))
+
+
+def test_the_trained_context_is_named_before_a_pool_that_could_be_raised() -> None:
+    """Raising n_ctx would not help, so it is not suggested."""
+    with fake_llm(num_cells=700, n_ctx_train=720, max_tokens=30) as model:
+        error = over(check_budget(fan_out(model), document=DOCUMENT))
+        assert (error.limit_name, error.limit_tokens) == ("n_ctx_train", 720)
+        assert "fit with n_ctx" not in str(error)
+        length = suggested(str(error), r"a document of at most (\d+) tokens")
+        assert not check_budget(fan_out(model), document_tokens=length).fits
+        assert check_budget(fan_out(model, ("a",)), document_tokens=length).fits
 
 
 def test_too_few_sequences_are_an_error_of_their_own() -> None:
@@ -408,7 +419,8 @@ def test_waves_need_room_for_the_largest_branch_only(room: int, waves: int) -> N
         assert (f"in about {waves} turns" in text) == (waves > 1)
         assert check_budget(graph, document=DOCUMENT).fits == (waves == 1)
     with fake_llm(num_cells=cells - room * row.branch_tokens + 1, max_tokens=30) as model:
-        assert not check_budget(fan_out(model, names), document=DOCUMENT, allow_waves=True).fits
+        report = check_budget(fan_out(model, names), document=DOCUMENT, allow_waves=True)
+        assert f"'a' alone needs {row.needed_positions}" in str(over(report))
 
 
 def test_a_branch_with_its_pinned_neighbours_must_fit_even_in_waves() -> None:
@@ -419,6 +431,8 @@ def test_a_branch_with_its_pinned_neighbours_must_fit_even_in_waves() -> None:
             graph = two_documents(model, parallel=False, pin=pin)
             report = check_budget(graph, document_tokens=sizes, allow_waves=True)
             assert report.fits is not pin
+            if pin:
+                assert "fewer pinned documents" in str(over(report))
 
 
 # -- the report as a value -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -422,7 +423,8 @@ async def test_a_failing_branch_fails_the_run_and_leaves_nothing_behind(is_async
     with fake_llm(max_tokens=64, reply=echo_task) as model:
         with pytest.raises(LookupError, match="no question") as caught:
             await run(failing(model).compile(), {**INPUT, "notes": notes}, is_async=is_async)
-        assert any("'two'" in note for note in caught.value.__notes__)
+        if sys.version_info >= (3, 11):  # LangGraph adds notes from there on
+            assert any("'two'" in note for note in caught.value.__notes__)
         assert notes == ["theirs"]
         await asyncio.to_thread(wait_until, lambda: is_idle(model))
         assert model.engine is not None
