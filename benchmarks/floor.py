@@ -146,9 +146,7 @@ class Floor:
                 self._decode(
                     [
                         (branch, len(self._document) + len(task) + step, output[-1], True)
-                        for branch, task, output in zip(
-                            branches, self._tasks, outputs, strict=True
-                        )
+                        for branch, task, output in zip(branches, self._tasks, outputs, strict=True)
                     ]
                 )
                 rows = list(range(len(self._tasks)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -108,6 +109,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         """
         run = NodeRun(self.get_name(), config)
         call = self._call(input, run)
+        self._check_task_tokens(call, run)
         if not call.is_known:
             run.prefill(self.llm, call.shared)
         return self._output(run, self.llm.invoke(call.messages, run.config, **call.options))
@@ -122,6 +124,9 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         """Like `invoke`; cancelling it ends the branch within one step."""
         run = NodeRun(self.get_name(), config)
         call = self._call(input, run)
+        if self.max_task_tokens is not None:
+            # Counting a long document takes too long for an event loop.
+            await asyncio.to_thread(self._check_task_tokens, call, run)
         if not call.is_known:
             await run.aprefill(self.llm, call.shared)
         return self._output(run, await self.llm.ainvoke(call.messages, run.config, **call.options))
@@ -135,7 +140,6 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         instructions = ref["instructions"] if ref else DEFAULT_INSTRUCTIONS
         shared: list[BaseMessage] = [document_message(text, instructions)]
         messages = [*shared, *task_messages(self.task, state, run.node)]
-        self._check_task_tokens(shared, messages, run)
         # One that waits for a part of the document only must not wait for all of it.
         is_known = text == known_text or self.required_prefix_tokens is not None
         return _Call(shared, messages, self._options(run, ref), is_known)
@@ -168,14 +172,11 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             key=key,
         )
 
-    def _check_task_tokens(
-        self, shared: list[BaseMessage], messages: list[BaseMessage], run: NodeRun
-    ) -> None:
+    def _check_task_tokens(self, call: _Call, run: NodeRun) -> None:
         if self.max_task_tokens is None:
             return
-        num_tokens = len(self.llm.prompt_token_ids(messages)) - len(
-            self.llm.prefix_token_ids(shared)
-        )
+        num_prompt_tokens = len(self.llm.prompt_token_ids(call.messages))
+        num_tokens = num_prompt_tokens - len(self.llm.prefix_token_ids(call.shared))
         if num_tokens > self.max_task_tokens:
             raise ContextBudgetError(
                 f"The task of {run.node!r} has {num_tokens} tokens, its markup included, but "

@@ -262,10 +262,8 @@ class _Step:
     def waves(self) -> int:
         """Turns that the branches take if each turn is filled in order."""
         limits = self._pool.limits
-        room, lanes = (
-            limits.n_ctx - self.document_tokens,
-            limits.max_sequences - len(self.documents),
-        )
+        room = limits.n_ctx - self.document_tokens
+        lanes = limits.max_sequences - len(self.documents)
         turns = used = running = 0
         for row in self.branches.values():
             for _ in range(row.num_copies):

@@ -310,6 +310,9 @@ class _EngineLoop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the engine thread between two steps and wait for it."""
+        if threading.current_thread() is self._thread:
+            function()  # asked for by a progress callback, which would wait for itself
+            return
         call = _Call(function)
         with self._changed:
             self.check_usable()

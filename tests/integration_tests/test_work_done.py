@@ -5,10 +5,10 @@ The spy sits on the one place where batches go to `llama_decode`.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,13 @@ def _conversation(document: str, task: str) -> list[BaseMessage]:
 def _distinct(prompts: list[list[int]]) -> int:
     """Nodes of the tree of all prompts: the least that must be computed."""
     ordered = sorted(prompts)
-    shared = [len(os.path.commonprefix(pair)) for pair in zip(ordered, ordered[1:], strict=False)]
-    return sum(map(len, ordered)) - sum(shared)
+    shared = sum(_num_shared(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, ordered)) - shared
+
+
+def _num_shared(a: list[int], b: list[int]) -> int:
+    """Length of the common prefix."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _fed_back(num_answers: int) -> int:
@@ -146,7 +151,7 @@ def test_eight_cold_threads_compute_a_shared_prefix_once(
 
     prompts = [llms[0].prompt_token_ids(_conversation(document, task)) for task in tasks]
     assert spy.num_tokens == _distinct(prompts) + _fed_back(len(tasks))
-    shared = len(os.path.commonprefix(prompts))
+    shared = _num_shared(min(prompts), max(prompts))
     assert shared > 2000
     assert sorted(reused) == [0] + [shared] * 7
 
@@ -184,6 +189,7 @@ def test_a_conversation_prefills_only_what_is_new(
     llm = open_llm()
     messages: list[BaseMessage] = [document_message(_document(3, 500))]
     llm.engine_statistics()
+    previous_input = 0
     for turn in range(5):
         messages.append(HumanMessage(f"{turn} is my next question."))
         spy.reset()

@@ -119,6 +119,15 @@ def test_a_long_text_is_encoded_whole(tokenizer: LlamaTokenizer) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_ids_of_a_long_text_belong_to_the_caller(tokenizer: LlamaTokenizer) -> None:
+    """They are kept for the next call, which what a caller does to them must not change."""
+    text = "the same document for every analyst, " * 100
+    first = tokenizer.encode(text)
+    expected = list(first)
+    first.append(0)
+    assert tokenizer.encode(text) == expected
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_facts_are_read_without_weights(tiny_gguf: TinyGguf, architecture: str) -> None:
     """Vocabulary, trained context, name and template of each architecture."""
@@ -164,7 +173,7 @@ def test_what_is_no_model_is_refused_with_its_path(tmp_path: Path, tiny_llama: P
 
 def test_threads_may_share_it(tokenizer: LlamaTokenizer) -> None:
     """Eight threads get what one gets."""
-    texts = [f"the {i} prefix <|im_end|> 歪 " * 50 for i in range(8)]
+    texts = [f"the {i} prefix <|im_end|> 歪 " * 30 for i in range(8)]
     expected = [tokenizer.encode(text) for text in texts]
     seen: dict[int, list[list[int]]] = {}
     start = threading.Barrier(8)

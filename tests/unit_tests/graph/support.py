@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START
 from langgraph.graph.state import StateGraph
 from langgraph.runtime import Runtime
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.graph import node_run
 from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.graph.state import SwarmState
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
+from langchain_swarmkv.scheduling.request import RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
 DOCUMENT = "The lamp has a hinge of brass. " * 20
@@ -94,3 +99,25 @@ def is_idle(llm: ChatSwarmKV) -> bool:
     """Whether nothing waits or runs in the model's engine."""
     statistics = llm.engine_statistics()
     return statistics.num_waiting == statistics.num_running == statistics.cells_reserved == 0
+
+
+def tell_every_chunk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Batch], None]:
+    """Lift the throttle, and return an `on_decode` that waits at the second step for a listener.
+
+    A node begins to listen just after it has submitted its prefill, and the fake engine is quick.
+    """
+    listening = threading.Event()
+    register = RequestHandle.on_progress
+    steps: list[int] = []
+
+    def registered(handle: RequestHandle, callback: Any) -> None:
+        register(handle, callback)
+        listening.set()
+
+    def wait(batch: Batch) -> None:
+        steps.append(len(batch))
+        assert len(steps) != 2 or listening.wait(60)
+
+    monkeypatch.setattr(RequestHandle, "on_progress", registered)
+    monkeypatch.setattr(node_run, "_PROGRESS_SECONDS", 0)
+    return wait

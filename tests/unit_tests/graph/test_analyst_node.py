@@ -152,13 +152,15 @@ def test_what_a_task_function_appends_to_its_state_no_sibling_sees(llm: ChatSwar
     assert state["notes"] == ["theirs"]
 
 
-def test_a_task_longer_than_declared_is_refused(llm: ChatSwarmKV) -> None:
+@both
+async def test_a_task_longer_than_declared_is_refused(llm: ChatSwarmKV, is_async: bool) -> None:
     """The budget was checked with what was declared."""
     task = PromptTemplate.from_template("{topic}")
     exact = len("hinges") + len("<|>\n<|>assistant\n") - 4
-    assert AnalystNode(llm, task, max_task_tokens=exact).invoke(STATE)
+    assert await run(AnalystNode(llm, task, max_task_tokens=exact), STATE, is_async=is_async)
+    node = AnalystNode(llm, task, max_task_tokens=exact - 1)
     with pytest.raises(ContextBudgetError, match=f"max_task_tokens={exact - 1}") as caught:
-        AnalystNode(llm, task, max_task_tokens=exact - 1).invoke(STATE)
+        await run(node, STATE, is_async=is_async)
     assert caught.value.needed_tokens == exact
 
 

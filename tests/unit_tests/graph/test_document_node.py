@@ -17,7 +17,14 @@ from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError, Pro
 from langchain_swarmkv.graph import node_run
 from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.prompts.document import document_message
-from tests.unit_tests.graph.support import DOCUMENT, fake_llm, is_idle, listening, wait_until
+from tests.unit_tests.graph.support import (
+    DOCUMENT,
+    fake_llm,
+    is_idle,
+    listening,
+    tell_every_chunk,
+    wait_until,
+)
 
 
 async def run(node: DocumentNode, state: Any, config: Any, *, is_async: bool) -> dict[str, Any]:
@@ -108,7 +115,9 @@ def test_a_model_that_cannot_share_prefixes_is_refused() -> None:
 
 
 @both
-async def test_progress_and_the_end_are_told_on_the_nodes_own_thread(is_async: bool) -> None:
+async def test_progress_and_the_end_are_told_on_the_nodes_own_thread(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine's thread only hands them over."""
     events: list[tuple[int, dict[str, Any]]] = []
 
@@ -116,13 +125,15 @@ async def test_progress_and_the_end_are_told_on_the_nodes_own_thread(is_async: b
         events.append((threading.get_ident(), event))
 
     config = listening(write, langgraph_node="reader")
-    with fake_llm(max_batch_tokens=100) as model:
+    gate = tell_every_chunk(monkeypatch)
+    with fake_llm(max_batch_tokens=100, on_decode=gate) as model:
         result = await run(DocumentNode(model), {"document": DOCUMENT}, config, is_async=is_async)
     total = result["document_ref"]["num_tokens"]
     assert {thread for thread, _ in events} == {threading.get_ident()}
     *progress, end = [event for _, event in events]
     computed = [event.pop("computed_tokens") for event in progress]
     assert computed == sorted(set(computed))
+    assert len(computed) >= total // 100
     assert computed[-1] == total
     fixed = {"type": "prefill", "node": "reader", "cached_tokens": 0, "total_tokens": total}
     assert progress == [fixed] * len(progress)

@@ -32,6 +32,7 @@ from tests.unit_tests.graph.support import (
     fake_llm,
     fan_out,
     is_idle,
+    tell_every_chunk,
     wait_until,
 )
 
@@ -295,6 +296,40 @@ async def test_tokens_go_out_on_messages_and_events_on_custom(
 
 def _by_type(events: list[dict[str, Any]]) -> Any:
     return groupby(sorted(events, key=lambda e: e["type"]), key=lambda e: e["type"])
+
+
+@both
+async def test_a_long_prefill_is_told_while_it_goes_on(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is held until the reader of the stream has seen it begin."""
+    wait_for_listener = tell_every_chunk(monkeypatch)
+    seen = threading.Event()
+    steps: list[int] = []
+
+    def gate(batch: Batch) -> None:
+        wait_for_listener(batch)
+        steps.append(len(batch))
+        assert len(steps) != 4 or seen.wait(60)
+
+    events: list[dict[str, Any]] = []
+
+    def take(event: dict[str, Any]) -> None:
+        events.append(event)
+        seen.set()
+
+    with fake_llm(max_batch_tokens=100, on_decode=gate) as model:
+        app = fan_out(model, ()).compile()
+        if is_async:
+            async for event in app.astream(INPUT, stream_mode="custom"):
+                take(event)
+        else:
+            for event in app.stream(INPUT, stream_mode="custom"):
+                take(event)
+    computed = [event["computed_tokens"] for event in events if event["type"] == "prefill"]
+    assert len(computed) >= len(steps) - 1
+    assert computed == sorted(set(computed))
+    assert computed[-1] == events[-1]["document_tokens"]
 
 
 async def test_events_of_subgraphs_are_streamed_with_their_namespace(llm: ChatSwarmKV) -> None:

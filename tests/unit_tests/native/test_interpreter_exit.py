@@ -9,7 +9,7 @@ import pytest
 from tests.unit_tests.native.isolated import run_isolated
 
 PRELUDE = """
-import sys, threading
+import itertools, sys, threading
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
 path = Path(sys.argv[1])
@@ -37,8 +37,8 @@ ENDINGS = {
     "tokenizer in use": """
         tokenizer = LlamaTokenizer(path)
         def encode(begun):
-            while True:
-                tokenizer.encode("some text " * 1000)
+            for number in itertools.count():
+                tokenizer.encode("some text " * 1000 + str(number))
                 begun.set()
         in_daemon_thread(encode)
     """,

@@ -338,19 +338,19 @@ def test_requests_that_fail_leave_the_engine_to_the_others(tiny_llama: Path) -> 
 def test_use_after_close(tiny_gguf: TinyGguf, architecture: str) -> None:
     """Closed once, closed again, used by its own sampler and tokenizer, closed while in use."""
     code = """
-    import sys, threading
+    import itertools, sys, threading
     engine = open_engine(sys.argv[1])
     row = append(engine, 0, [65, 66])
     state, tokenizer = engine.save(0), engine.tokenizer
     sampler = engine.create_sampler(SamplingParams(grammar='root ::= "ab"'), [])
-    text = "A text that keeps a tokenizer busy. " * 2000
+    text = "A text that keeps a tokenizer busy. " * 500
     started = threading.Barrier(4)
 
     def encode():
         started.wait()
         try:
-            while True:
-                tokenizer.encode(text)
+            for number in itertools.count():
+                tokenizer.encode(f"{text}{number}")
         except SwarmKVError:
             pass
 

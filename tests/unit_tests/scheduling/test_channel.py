@@ -157,6 +157,17 @@ async def test_a_cancelled_reader_takes_nothing_from_the_others() -> None:
     assert await channel.item(1) == 6
 
 
+async def test_cancelled_waits_leave_nothing_behind() -> None:
+    """Asking again and again with a timeout does not pile up waiters."""
+    channel: Channel[int] = Channel()
+    for _ in range(5):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(channel.item(0), 0.001)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(channel.wait_async(), 0.001)
+    assert channel._item_waiters == channel._end_waiters == set()
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_waiter_cancelled_while_others_are_woken_costs_no_wake_up(ends: bool) -> None:
     """A cancel on one loop, in the middle of a wake-up of many loops, leaves nobody asleep."""

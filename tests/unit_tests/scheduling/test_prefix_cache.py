@@ -208,6 +208,19 @@ def test_leaves_go_before_what_they_share() -> None:
     assert not pool.resident(DOCUMENT)
 
 
+def test_what_others_hold_as_well_leaves_first() -> None:
+    """A sequence id is taken from a prefix of another resident, before anything is lost."""
+    pool = Pool(max_sequences=3)
+    old = piece("old", 50)
+    pool.leave(old)
+    pool.leave(DOCUMENT)
+    pool.leave([*DOCUMENT, 1])
+    pool.open(piece("new", 10))
+    assert pool.resident(old)
+    assert pool.resident([*DOCUMENT, 1])
+    assert pool.cache.num_residents == 2
+
+
 def test_eviction_that_cannot_help_does_not_happen() -> None:
     """More than everything unpinned: refused, and all is still there."""
     pool = Pool(num_cells=300)

@@ -143,6 +143,18 @@ def test_an_engine_that_died_is_replaced(loader: Loader, model: Path) -> None:
     release_engine(dead[1])
 
 
+def test_a_late_goodbye_to_a_dead_engine_spares_its_successor(loader: Loader, model: Path) -> None:
+    """Replaced between the look-up and the count of a release: the new entry stays registered."""
+    config = EngineConfig(model_path=model)
+    dead = acquire_engine(config)
+    ((key, entry),) = registry._registry.engines.items()
+    dead.close()
+    alive = acquire_engine(config)
+    assert not registry._drop_user(key, entry)
+    release_engine(alive)
+    assert alive.closed
+
+
 def test_two_threads_load_once(loader: Loader, model: Path) -> None:
     """The second waits for the first's load and gets the same engine."""
     config = EngineConfig(model_path=model)

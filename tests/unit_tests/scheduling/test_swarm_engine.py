@@ -369,6 +369,7 @@ def test_progress_can_be_watched(gated: SwarmEngine, gate: Gate) -> None:
         seen.append(progress)
         if len(seen) == 1:
             assert gated.statistics().num_running == 1
+            gated.check()
             more.append(gated.submit(piece("x", 20), SHORT))
 
     handle.on_progress(listen)
