@@ -26,6 +26,7 @@ from langchain_swarmkv.engine.contract import (
     Tokenizer,
 )
 from langchain_swarmkv.errors import (
+    ConfigurationError,
     EngineClosedError,
     GrammarError,
     InvalidBatchError,
@@ -138,6 +139,11 @@ class FakeEngine(Engine):
         on_decode: Callable[[Batch], None] | None = None,
         device: str = "fake",
     ) -> None:
+        if max_sequences > max_batch_tokens:
+            raise ConfigurationError(
+                f"max_sequences={max_sequences} is more than max_batch_tokens={max_batch_tokens}: "
+                "a step must have room for one token of each branch."
+            )
         n_ctx_train = num_cells if n_ctx_train is None else n_ctx_train
         self._tokenizer = FakeTokenizer(
             n_ctx_train=n_ctx_train, chat_template=chat_template, adds_bos=adds_bos

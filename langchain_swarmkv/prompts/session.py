@@ -77,9 +77,15 @@ class _Session:
             threading.Thread(target=self.leave, name="swarmkv-release").start()
 
     def engine(self) -> SwarmEngine:
-        if self.loaded_engine is not None:
-            return self.loaded_engine
+        engine = self.loaded_engine
+        if engine is not None and not engine.closed:
+            return engine
         with self._lock:
+            dead = self.loaded_engine
+            if dead is not None and dead.closed:
+                # A failure ended it; the next call gets a new one.
+                self.loaded_engine = None
+                release_engine(dead)
             if self.loaded_engine is None:
                 config, snapshot_memory_bytes = self.key
                 assert config is not None

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from langchain_swarmkv.engine.cells import CellLedger
 from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.errors import SequenceError
-from langchain_swarmkv.snapshots.prefix_index import PrefixIndex
+from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import SnapshotStore
 
@@ -74,7 +73,7 @@ class PrefixCache:
 
     # -- looking up ------------------------------------------------------------------------------
 
-    def computed_match(self, namespace: str, tokens: Sequence[int]) -> PrefixMatch | None:
+    def computed_match(self, namespace: str, tokens: TokenIds) -> PrefixMatch | None:
         """The sequence to fork for the longest computed prefix of `tokens`.
 
         Where the model cannot cut sequences, only whole ones are offered.
@@ -97,7 +96,7 @@ class PrefixCache:
             return min(written, shared)
         return written if written <= shared else 0
 
-    def planned_match(self, namespace: str, tokens: Sequence[int]) -> PrefixMatch | None:
+    def planned_match(self, namespace: str, tokens: TokenIds) -> PrefixMatch | None:
         """The running sequence that is going to compute the longest prefix of `tokens`.
 
         Only one that has not come that far yet: its prefill is worth waiting for.
@@ -110,7 +109,7 @@ class PrefixCache:
             return None
         return PrefixMatch(max(ahead, key=self._ledger.num_tokens), found.num_tokens)
 
-    def is_resident(self, namespace: str, tokens: Sequence[int]) -> bool:
+    def is_resident(self, namespace: str, tokens: TokenIds) -> bool:
         """Whether all of `tokens` could be forked now."""
         found = self.computed_match(namespace, tokens)
         return found is not None and found.num_tokens == len(tokens)
@@ -168,7 +167,7 @@ class PrefixCache:
     # -- opening and closing sequences -----------------------------------------------------------
 
     def open(
-        self, namespace: str, tokens: Sequence[int], match: PrefixMatch | None, num_cells: int
+        self, namespace: str, tokens: TokenIds, match: PrefixMatch | None, num_cells: int
     ) -> tuple[int, int] | None:
         """Open a sequence for a request that will hold `tokens`, forked from `match` if any.
 
@@ -237,11 +236,11 @@ class PrefixCache:
         self._engine.clear(seq_id)
         heapq.heappush(self._free, seq_id)
 
-    def keep(self, seq_id: int, tokens: Sequence[int], pin: str | None) -> None:
+    def keep(self, seq_id: int, tokens: TokenIds, pin: str | None) -> None:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
         if pin is not None and pin in self.pins:
             pin = None
-        if not tokens or (pin is None and self._is_redundant(self._running[seq_id], tokens)):
+        if not len(tokens) or (pin is None and self._is_redundant(self._running[seq_id], tokens)):
             self.close(seq_id)
             return
         namespace = self._running.pop(seq_id)
@@ -250,11 +249,11 @@ class PrefixCache:
         if pin is not None:
             self._residents[seq_id].pins.add(pin)
 
-    def _add_resident(self, seq_id: int, namespace: str, tokens: Sequence[int]) -> None:
+    def _add_resident(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
         self._resident_index.insert(namespace, tokens, seq_id)
         self._residents[seq_id] = _Resident(namespace, last_used=next(self._clock))
 
-    def _is_redundant(self, namespace: str, tokens: Sequence[int]) -> bool:
+    def _is_redundant(self, namespace: str, tokens: TokenIds) -> bool:
         found = (
             self._resident_index.longest(namespace, tokens)
             if self._can_cut
@@ -262,7 +261,7 @@ class PrefixCache:
         )
         return found is not None and found.num_tokens == len(tokens)
 
-    def keep_branch_point(self, seq_id: int, tokens: Sequence[int]) -> None:
+    def keep_branch_point(self, seq_id: int, tokens: TokenIds) -> None:
         """Leave a resident copy of a running sequence as it is now, for others to fork from.
 
         Needed where sequences cannot be cut: the running one will not stay at this length.
@@ -279,7 +278,7 @@ class PrefixCache:
     # -- the store -------------------------------------------------------------------------------
 
     def restore(
-        self, namespace: str, tokens: Sequence[int], min_tokens: int, reserved_cells: int
+        self, namespace: str, tokens: TokenIds, min_tokens: int, reserved_cells: int
     ) -> bool:
         """Bring back a snapshot that shares at least `min_tokens` tokens, as a resident.
 

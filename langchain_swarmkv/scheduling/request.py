@@ -20,6 +20,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Literal
 
+import numpy as np
 from typing_extensions import Self
 
 from langchain_swarmkv.config import SamplingParams
@@ -118,6 +119,8 @@ class Request:
     ) -> None:
         self.request_id = next(_request_ids)
         self.tokens = tokens
+        self.token_ids = np.asarray(tokens, dtype=np.int32)
+        """The same for look-ups, which compare arrays."""
         self.params = params
         self.name = name or f"request-{self.request_id}"
         self.namespace = namespace

@@ -191,7 +191,7 @@ class Scheduler:
         # At least the last prompt token is computed, for its logits; a prefill-only request needs
         # none.
         generates = request.params.max_tokens > 0
-        reusable = request.tokens[:-1] if generates else request.tokens
+        reusable = request.token_ids[:-1] if generates else request.token_ids
         cache, namespace = self.cache, request.namespace
         match = cache.computed_match(namespace, reusable)
         worth_tokens = (match.num_tokens if match else 0) + MIN_SHARED_TOKENS
@@ -205,7 +205,7 @@ class Scheduler:
         # Anew, since what was matched may have made way for a snapshot.
         match = cache.computed_match(namespace, reusable)
         opened = cache.open(
-            namespace, request.tokens, match, reserved_cells + request.max_total_tokens
+            namespace, request.token_ids, match, reserved_cells + request.max_total_tokens
         )
         if opened is None:
             return False

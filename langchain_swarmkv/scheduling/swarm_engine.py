@@ -41,8 +41,12 @@ from langchain_swarmkv.statistics import EngineStatistics
 
 __all__ = ["SwarmEngine"]
 
-_LOCK_SLICE_SECONDS = 0.2
+_LOCK_SLICE_SECONDS = 1.0
 """How long the engine thread waits for the device before it looks at cancels and deadlines."""
+
+_GATHER_SECONDS = 0.002
+"""How long an idle engine waits for another request after one came: agents start together, and
+each one that misses the first step waits for all of it."""
 
 
 class SwarmEngine:
@@ -365,6 +369,7 @@ class _EngineLoop:
         with self._changed:
             while not (self._inbox or self._calls or self.scheduler.has_work or self._is_closing):
                 self._changed.wait()
+                self._gather()
             if self._is_closing:
                 return False
             inbox, calls = list(self._inbox), list(self._calls)
@@ -375,6 +380,12 @@ class _EngineLoop:
         for call in calls:
             call.run()
         return True
+
+    def _gather(self) -> None:
+        num_requests = 0
+        while num_requests < len(self._inbox) < self.engine.limits.max_sequences:
+            num_requests = len(self._inbox)
+            self._changed.wait(_GATHER_SECONDS)
 
     def _step(self) -> None:
         if not self.scheduler.has_work:

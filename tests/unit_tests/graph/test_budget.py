@@ -61,6 +61,19 @@ def test_the_numbers_are_those_of_the_prompts_that_are_sent(llm: ChatSwarmKV) ->
     report.raise_if_over()
 
 
+def test_the_document_nodes_instructions_are_counted(llm: ChatSwarmKV) -> None:
+    """For its own prefix and for the analysts that are given its reference."""
+    graph = StateGraph(SwarmState)
+    graph.add_node("document", DocumentNode(llm, instructions="Be brief."))
+    graph.add_node("why", AnalystNode(llm, "Why?"))
+    graph.add_edge(START, "document")
+    graph.add_edge("document", "why")
+    report = check_budget(graph, document=DOCUMENT)
+    ref = graph.compile().invoke({"document": DOCUMENT})["document_ref"]
+    assert report.rows[0].document_tokens == ref["num_tokens"]
+    assert report.pools[0].num_documents == 1
+
+
 def test_a_number_of_tokens_counts_like_a_text_of_that_many(llm: ChatSwarmKV) -> None:
     """Instructions and markup are added to it, and the text may have any length."""
     graph = fan_out(llm)
