@@ -24,6 +24,7 @@ from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.errors import DecodeError, DocumentMissingError, EngineClosedError
 from langchain_swarmkv.graph.analyst_node import AnalystNode
+from langchain_swarmkv.graph.budget import check_budget
 from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.graph.state import SwarmState, merge_findings
 from tests.unit_tests.graph.support import (
@@ -121,6 +122,19 @@ async def test_a_bound_method_is_a_node_too(llm: ChatSwarmKV, is_async: bool) ->
     graph.add_edge(START, "why")
     result = await run(graph.compile(), is_async=is_async)
     assert result["findings"] == {"why": "read: Why?"}
+
+
+@both
+async def test_a_document_piped_into_its_analyst_is_one_node(
+    llm: ChatSwarmKV, is_async: bool
+) -> None:
+    """The analyst is handed the reference alone, and the budget sees both."""
+    graph = StateGraph(SwarmState)
+    graph.add_node("both", DocumentNode(llm) | AnalystNode(llm, "Why?"))
+    graph.add_edge(START, "both")
+    assert check_budget(graph, document=DOCUMENT).fits
+    result = await run(graph.compile(), is_async=is_async)
+    assert result["findings"] == {"both": "read: Why?"}
 
 
 # -- subgraphs and Send --------------------------------------------------------------------------
