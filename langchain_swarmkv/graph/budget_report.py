@@ -228,13 +228,19 @@ class BudgetReport:
         return ContextBudgetError(
             f"Analyst {row.node!r} alone needs {row.needed_positions} tokens (document "
             f"{row.document_tokens or 0}, task {row.task_tokens or 0}, max_tokens "
-            f"{row.max_tokens}), but {name}={limit}. {_would_fit(row.what_would_fit())}",
+            f"{row.max_tokens}), but {name}={limit}. {_would_fit(row.what_would_fit())}"
+            f"{self._besides()}",
             needed_tokens=row.needed_positions,
             limit_tokens=limit,
             limit_name=name,
             node=row.node,
             report=self,
         )
+
+    def _besides(self) -> str:
+        """The pools' own limits, which may be the narrower ones."""
+        over = (p for p in self.pools if p.verdict is Verdict.OVER and not p.allow_waves)
+        return "".join(f" Besides, {self._pool_error(pool)}" for pool in over)
 
     def _pool_error(self, pool: PoolBudget) -> ContextBudgetError:
         is_cells = pool.needed_cells > pool.n_ctx

@@ -11,7 +11,14 @@ from textwrap import dedent
 ROOT = Path(__file__).parents[3]
 _TIMEOUT_SECONDS = 110
 
-_PRELUDE = """
+# The engine needs nothing of LangChain, whose import would take longer than most of the cases: so
+# the package's root, which imports it, is left out.
+_PRELUDE = f"""
+import sys, types
+root = sys.modules["langchain_swarmkv"] = types.ModuleType("langchain_swarmkv")
+root.__path__ = [{str(ROOT / "langchain_swarmkv")!r}]
+"""
+_PRELUDE += """
 from pathlib import Path
 import numpy as np
 from langchain_swarmkv.config import EngineConfig, SamplingParams

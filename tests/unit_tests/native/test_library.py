@@ -10,9 +10,11 @@ from tests.unit_tests.native.isolated import run_isolated
 def test_importing_the_package_loads_nothing_native() -> None:
     """A process that builds graphs or settings pays for llama.cpp when it first needs it."""
     code = """
-    import sys
-    assert "llama_cpp" not in sys.modules
-    config = EngineConfig(model_path="nowhere.gguf")
+    for name in [name for name in sys.modules if name.startswith("langchain_swarmkv")]:
+        del sys.modules[name]
+    import langchain_swarmkv
+    langchain_swarmkv.EngineConfig(model_path="nowhere.gguf")
+    langchain_swarmkv.ChatSwarmKV(model_path="nowhere.gguf")
     assert "llama_cpp" not in sys.modules
     """
     assert run_isolated(code) == ""
