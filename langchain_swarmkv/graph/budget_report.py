@@ -16,6 +16,9 @@ from langchain_swarmkv.errors import ContextBudgetError
 __all__ = ["AnalystBudget", "BudgetReport", "BudgetWarning", "PoolBudget", "Verdict"]
 
 
+_A_DOCUMENT = "a document of at most"
+
+
 class BudgetWarning(UserWarning):
     """Part of a graph's budget will only be known when it runs."""
 
@@ -97,7 +100,7 @@ class AnalystBudget:
             yield f"max_tokens={self.max_tokens - excess}"
         room = (self.document_tokens or 0) - self.overhead_tokens - excess
         if room > 0:
-            yield f"a document of at most {room} tokens"
+            yield f"{_A_DOCUMENT} {room} tokens"
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class PoolBudget:
                 yield f"max_tokens={room // self.num_branches} for each"
             overhead = max((b.overhead_tokens for b in self.branches), default=0)
             if self.num_documents == 1 and self.document_tokens - overhead - excess > 0:
-                yield f"a document of at most {self.document_tokens - overhead - excess} tokens"
+                yield f"{_A_DOCUMENT} {self.document_tokens - overhead - excess} tokens"
         if self.needed_sequences > self.max_sequences:
             yield f"max_sequences={self.needed_sequences}"
         if not self.allow_waves and self.largest_alone_cells <= self.n_ctx:
@@ -238,9 +241,13 @@ class BudgetReport:
         )
 
     def _besides(self) -> str:
-        """The pools' own limits, which may be the narrower ones."""
+        """The document that all branches at once leave room for, where that is the narrower limit.
+
+        Other ways out of a full pool (more cells, waves) would not help with the trained context.
+        """
         over = (p for p in self.pools if p.verdict is Verdict.OVER and not p.allow_waves)
-        return "".join(f" Besides, {self._pool_error(pool)}" for pool in over)
+        documents = [c for p in over for c in p.what_would_fit() if c.startswith(_A_DOCUMENT)]
+        return "".join(f" All branches at once: {change}." for change in documents)
 
     def _pool_error(self, pool: PoolBudget) -> ContextBudgetError:
         is_cells = pool.needed_cells > pool.n_ctx

@@ -20,7 +20,7 @@ def test_a_forked_child_gets_a_typed_error_and_the_parent_goes_on(tiny_llama: Pa
     before, state = engine.logits(row), engine.save(0)
     tokenizer, shared = LlamaTokenizer(path), acquire_tokenizer(path)
     swarm = SwarmEngine(EngineConfig(
-        model_path=path, n_ctx=256, n_batch=32, max_sequences=4, n_threads=1))
+        model_path=path, n_ctx=256, n_batch=32, max_sequences=4, n_threads=1, device="here"))
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     answer = swarm.submit([65, 66], params).result().token_ids
     sampler = engine.create_sampler(params, [])

@@ -13,7 +13,7 @@ import itertools, sys, threading
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
 path = Path(sys.argv[1])
-settings = dict(n_ctx=4096, n_batch=32, max_sequences=4, n_threads=1)
+settings = dict(n_ctx=4096, n_batch=32, max_sequences=4, n_threads=1, device="here")
 config = EngineConfig(model_path=path, **settings)
 endless = SamplingParams(max_tokens=3000, ignore_eos=True)
 

@@ -124,7 +124,7 @@ def test_prompts_longer_than_a_step(tiny_llama: Path) -> None:
     tokens = np.random.default_rng(3).integers(32, 127, 1000).tolist()
     params = SamplingParams(max_tokens=3, logprobs=8, ignore_eos=True)
     config = dict(model_path=Path(sys.argv[1]), n_ctx=2048, max_sequences=4, n_threads=1,
-                  kv_type_k="f32", kv_type_v="f32")
+                  device="here", kv_type_k="f32", kv_type_v="f32")
     answers = []
     for n_batch in (64, 2048):
         with SwarmEngine(EngineConfig(**config, n_batch=n_batch)) as engine:
@@ -300,7 +300,7 @@ def test_requests_that_fail_leave_the_engine_to_the_others(tiny_llama: Path) -> 
     from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
     config = EngineConfig(model_path=Path(sys.argv[1]), n_ctx=2048, n_batch=64, max_sequences=8,
-                          n_threads=1, kv_type_k="f32", kv_type_v="f32")
+                          n_threads=1, device="here", kv_type_k="f32", kv_type_v="f32")
     prompt = list(range(40, 120))
     good = SamplingParams(max_tokens=60, ignore_eos=True)
     forbidden = dict.fromkeys(range(278), float("-inf"))
