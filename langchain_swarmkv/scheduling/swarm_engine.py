@@ -8,6 +8,7 @@ caller ── submit ──> inbox ──> EngineLoop (one thread) ── Schedu
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -268,25 +269,30 @@ class _EngineLoop:
         self._inbox: deque[Request] = deque()
         self._calls: deque[_Call] = deque()
         self._is_started = threading.Event()
+        self._has_ended = threading.Event()
         self._is_closing = False
         self._cause: BaseException | None = None
         self._last_statistics: EngineStatistics | None = None
         self.pid = os.getpid()
         self.engine: Engine
         self.scheduler: Scheduler
-        self._thread = threading.Thread(target=self._run, name="swarmkv-engine", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="swarmkv-engine", daemon=True)
 
     # -- any thread ------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Load the engine on its thread and wait for it."""
+        # A daemon thread in native code while the interpreter is torn down would crash it.
+        _open_loops.add(self)
         self._thread.start()
-        self._is_started.wait()
+        try:
+            self._is_started.wait()
+        except BaseException:  # an interrupt: nobody is left who could close what gets loaded
+            self.stop()
+            raise
         if self._cause is not None:
             self._thread.join()
             raise self._cause
-        # A daemon thread in native code while the interpreter is torn down would crash it.
-        _open_loops.add(self)
 
     @property
     def closed(self) -> bool:
@@ -339,9 +345,17 @@ class _EngineLoop:
             return  # the parent's engine: nothing of it can or must be freed here
         self.stop()
         if threading.current_thread() is not self._thread:
+            # NOTE: a join that Ctrl-C interrupted takes the thread for ended ever after.
+            self._has_ended.wait()
             self._thread.join()
 
     # -- the engine thread -----------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._has_ended.set()
 
     def _run(self) -> None:
         try:
@@ -454,5 +468,8 @@ _open_loops: weakref.WeakSet[_EngineLoop] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for loop in list(_open_loops):
-        loop.close()
+    loops = list(_open_loops)
+    while loops:
+        with contextlib.suppress(KeyboardInterrupt):  # the wait is a step long at most, or a load
+            loops[-1].close()
+            loops.pop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +33,7 @@ from langchain_swarmkv.errors import (
     RequestCancelledError,
     RequestTimeoutError,
 )
+from langchain_swarmkv.scheduling import swarm_engine
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle, TokenChunk
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
@@ -767,6 +770,49 @@ def test_closing_from_the_engine_thread(gated: SwarmEngine, gate: Gate) -> None:
         handle.result(WAIT_SECONDS)
     gated.close()
     assert gated.statistics().num_steps == 1
+
+
+def interrupt_soon() -> None:
+    """Ctrl-C for the main thread, while it waits in what is called next."""
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_closing_again_after_an_interrupt_waits_for_the_step(gate: Gate) -> None:
+    """Or the interpreter would be torn down around a thread in native code."""
+    fake = FakeEngine(num_cells=8192, on_decode=gate)
+    swarm = open_swarm(fake)
+    handle = swarm.submit(DOCUMENT, LONG)
+    assert gate.entered.wait(WAIT_SECONDS)
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        swarm.close()
+    threading.Timer(0.1, gate.open).start()
+    swarm.close()
+    with pytest.raises(EngineClosedError):
+        fake.num_tokens(0)
+    with pytest.raises(EngineClosedError):
+        handle.result()
+
+
+def test_an_engine_whose_loading_was_interrupted_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has it, so nobody else could."""
+    fake, is_loaded = FakeEngine(), threading.Event()
+
+    def load(config: EngineConfig) -> FakeEngine:
+        assert is_loaded.wait(WAIT_SECONDS)
+        return fake
+
+    monkeypatch.setattr(swarm_engine, "open_engine", load)
+    before = set(engine_threads())
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        SwarmEngine(EngineConfig(model_path=Path("model.gguf")))
+    (thread,) = set(engine_threads()) - before
+    is_loaded.set()
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+    with pytest.raises(EngineClosedError):
+        fake.num_tokens(0)
 
 
 def engine_threads() -> list[threading.Thread]:
