@@ -21,7 +21,7 @@ from langchain_core.runnables.config import ensure_config, set_config_context
 from langgraph.runtime import Runtime
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
-from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.errors import ConfigurationError, RequestCancelledError
 from langchain_swarmkv.prompts.answers import timings
 from langchain_swarmkv.prompts.document import DocumentRef
 from langchain_swarmkv.scheduling.request import PrefillProgress
@@ -92,8 +92,15 @@ class NodeRun:
         stream may expect the node's thread; so another thread waits for the prefill.
         """
         events: queue.SimpleQueue[PrefillProgress | None] = queue.SimpleQueue()
+        is_abandoned = threading.Event()
+        tell = _Throttle(events.put)
         outcome: Future[DocumentRef] = Future()
         finished: list[RequestStatistics] = []
+
+        def note(progress: PrefillProgress) -> None:
+            if is_abandoned.is_set():
+                raise RequestCancelledError(f"{self.node!r} no longer waits for its prefill.")
+            tell(progress)
 
         def wait() -> None:
             try:
@@ -101,7 +108,7 @@ class NodeRun:
                     list(shared),
                     pin=pin,
                     config=self.config,
-                    on_progress=_Throttle(events.put),
+                    on_progress=note,
                     on_finish=finished.append,
                 )
                 outcome.set_result(ref)
@@ -114,8 +121,12 @@ class NodeRun:
         threading.Thread(
             target=context.run, args=(wait,), name=f"prefill-{self.node}", daemon=True
         ).start()
-        for progress in iter(events.get, None):
-            self._tell_progress(progress)
+        try:
+            for progress in iter(events.get, None):
+                self._tell_progress(progress)
+        except BaseException:  # an interrupt, or whoever reads the stream has failed
+            is_abandoned.set()
+            raise
         ref = outcome.result()
         self._tell_document(*finished)
         return ref

@@ -159,7 +159,6 @@ class Scheduler:
             if request.cancelled:
                 message = f"{request.name!r} was cancelled."
                 self._abandon(request, RequestCancelledError(message))
-                self._counters.num_cancelled += 1
             elif error := request.deadline_error(now):
                 self._abandon(request, error)
 
@@ -390,7 +389,9 @@ class Scheduler:
             self._vacate(request, keep=keep, pin=None)
         else:
             self._waiting.remove(request)
-        if not isinstance(error, RequestCancelledError):
+        if isinstance(error, RequestCancelledError):
+            self._counters.num_cancelled += 1
+        else:
             self._counters.num_failed += 1
         request.fail(error, self.now)
 

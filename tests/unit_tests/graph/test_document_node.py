@@ -207,6 +207,23 @@ async def test_cancelling_it_stops_the_prefill_within_a_chunk() -> None:
         await DocumentNode(model).ainvoke({"document": DOCUMENT})
 
 
+def test_an_interrupt_stops_the_prefill_within_a_chunk() -> None:
+    """Ctrl-C reaches the node's thread, which only waits for the prefill."""
+
+    def interrupted(event: Any) -> None:
+        raise KeyboardInterrupt
+
+    gate = Gate()
+    with fake_llm(max_batch_tokens=50, on_decode=gate) as model:
+        with pytest.raises(KeyboardInterrupt):
+            DocumentNode(model).invoke({"document": DOCUMENT}, listening(interrupted))
+        gate.opened.set()
+        wait_until(lambda: is_idle(model))
+        assert gate.steps == 2
+        assert model.engine_statistics().num_cancelled == 1
+        DocumentNode(model).invoke({"document": DOCUMENT})
+
+
 def test_progress_that_comes_after_its_event_loop_hurts_nobody() -> None:
     """The engine's thread outlives the loop that a node ran on."""
     gate = Gate()
