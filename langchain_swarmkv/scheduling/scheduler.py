@@ -314,7 +314,7 @@ class Scheduler:
                 continue
             try:
                 request.report_progress()
-            except Exception as error:
+            except BaseException as error:  # a listener's CancelledError too is its own alone
                 with self.lock:
                     self._abandon(request, error)
 
@@ -379,7 +379,7 @@ class Scheduler:
             request.prefilled_at = self.now
         request.finish(reason, self.now)
 
-    def _abandon(self, request: Request, error: Exception) -> None:
+    def _abandon(self, request: Request, error: BaseException) -> None:
         """End a request with an error, wherever it is.
 
         What it has computed is kept only if others wait for it.

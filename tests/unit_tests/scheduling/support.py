@@ -226,7 +226,7 @@ def error_of(request: Request) -> BaseException | None:
     assert request.channel.ended
     try:
         request.channel.wait(0)
-    except Exception as error:
+    except BaseException as error:
         return error
     return None
 

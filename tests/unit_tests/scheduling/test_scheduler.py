@@ -6,6 +6,7 @@ engine's logits depend on every token before, so a wrong prefix is a wrong answe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -743,11 +744,11 @@ def test_progress_is_told_after_every_chunk() -> None:
     assert bench.engine.decoded_tokens > 0
 
 
-def test_a_failing_listener_fails_its_request_alone() -> None:
+@pytest.mark.parametrize("mistake", [KeyError("listener"), asyncio.CancelledError()])
+def test_a_failing_listener_fails_its_request_alone(mistake: BaseException) -> None:
     """The listener's own error is the request's; the engine and the others go on."""
     bench = Bench()
     request, other = bench.add(DOCUMENT[:50]), bench.add(piece("other", 50))
-    mistake = KeyError("listener")
 
     def fail(progress: PrefillProgress) -> None:
         raise mistake
