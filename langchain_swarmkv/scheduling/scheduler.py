@@ -35,7 +35,7 @@ from langchain_swarmkv.scheduling.request import (
 from langchain_swarmkv.snapshots.store import SnapshotStore
 from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "closed_by"]
 
 MIN_SHARED_TOKENS = 16
 """A shorter common prefix is neither waited for nor restored: computing it is as quick."""
@@ -422,7 +422,9 @@ class Scheduler:
         """Fail every request because the engine closes."""
         with self.lock:
             for request in [*self._running, *self._waiting]:
-                error = EngineClosedError(f"The engine was closed while {request.name!r} ran.")
+                error = EngineClosedError(
+                    f"The engine was closed while {request.name!r} ran{closed_by(cause)}"
+                )
                 error.__cause__ = cause
                 self._leave(request)
                 self._counters.num_failed += 1
@@ -465,3 +467,8 @@ class Scheduler:
                 decode_seconds=counters.decode_seconds,
                 prefill_only_tokens=counters.prefill_only_tokens,
             )
+
+
+def closed_by(cause: BaseException | None) -> str:
+    """The end of a sentence that says that the engine was closed."""
+    return f", by {type(cause).__name__}: {cause}" if cause else "."

@@ -35,7 +35,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
-from langchain_swarmkv.scheduling.scheduler import Scheduler
+from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import prefix_namespace
 from langchain_swarmkv.statistics import EngineStatistics
@@ -305,7 +305,9 @@ class _EngineLoop:
     def check_usable(self) -> None:
         self.check_process()
         if self._is_closing:
-            raise EngineClosedError("The engine is closed; open a new one.") from self._cause
+            raise EngineClosedError(
+                f"Open a new engine; this one was closed{closed_by(self._cause)}"
+            ) from self._cause
 
     def submit(self, request: Request) -> None:
         with self._changed:

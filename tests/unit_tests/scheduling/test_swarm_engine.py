@@ -657,11 +657,13 @@ def test_an_unexpected_failure_closes_the_engine_with_its_cause(
         with pytest.raises(EngineClosedError) as caught:
             handle.result(WAIT_SECONDS)
         assert caught.value.__cause__ is surprise
+        assert "by ZeroDivisionError: surprise" in str(caught.value)
     with pytest.raises(EngineClosedError):
         check.result(WAIT_SECONDS)
     with pytest.raises(EngineClosedError) as caught:
         engine.submit([1])
     assert caught.value.__cause__ is surprise
+    assert "by ZeroDivisionError: surprise" in str(caught.value)
     assert engine.closed
     assert engine.statistics().num_failed == 3
     engine.close()
