@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the run failed, 2 something given is wrong and nothing was
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
@@ -87,7 +89,8 @@ def demo(
 ) -> None:
     """Let six analysts read one invention disclosure that is prefilled once."""
     with _errors_in_one_line():
-        for out in (json_out, html_out):
+        outputs = [out for out in (json_out, html_out) if out]
+        for out in outputs:
             _check_writable(out)
         reader = _example("reader")
         text = reader.read_document(document or reader.DISCLOSURE)
@@ -115,6 +118,12 @@ def _errors_in_one_line() -> Iterator[None]:
     except SwarmKVError as error:
         code = 2 if isinstance(error, _INPUT_ERRORS) else 1
         raise _failure(f"{error} {error.hint}", code) from error
+    except ValidationError as error:
+        raise _failure("; ".join(fault["msg"] for fault in error.errors()), 2) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # typer ends quietly then
+        raise _failure(f"{error.strerror or error}.", 1) from error
     except KeyboardInterrupt as error:
         raise _failure("interrupted.", 130) from error
 
@@ -125,16 +134,17 @@ def _failure(message: str, code: int) -> typer.Exit:
     return typer.Exit(code)
 
 
-def _check_writable(out: Path | None) -> None:
+def _check_writable(out: Path) -> None:
     """Refuse a path that cannot be written before minutes go into what it should hold."""
-    if out is None:
-        return
-    if out.is_dir():
-        raise ConfigurationError(f"cannot write {str(out)!r}: it is a folder.")
-    if not out.parent.is_dir():
-        raise ConfigurationError(f"cannot write {str(out)!r}: its folder does not exist.")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise ConfigurationError(f"cannot write {str(out)!r}: permission denied.")
+    try:
+        if out.is_dir():
+            raise ConfigurationError(f"cannot write {str(out)!r}: it is a folder.")
+        if not out.parent.is_dir():
+            raise ConfigurationError(f"cannot write {str(out)!r}: its folder does not exist.")
+        if not os.access(out if out.exists() else out.parent, os.W_OK):
+            raise ConfigurationError(f"cannot write {str(out)!r}: permission denied.")
+    except OSError as error:  # a name too long, or a folder that may not be looked into
+        raise ConfigurationError(f"cannot write {str(out)!r}: {error.strerror}.") from error
 
 
 def _write(out: Path, text: str) -> None:

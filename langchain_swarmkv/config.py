@@ -84,7 +84,12 @@ class EngineConfig(BaseModel):
     @field_validator("model_path")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+        try:
+            return path.expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(
+                f"{str(path)!r} names the home of a user that there is not."
+            ) from error
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:

@@ -221,6 +221,20 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_run(
     assert_refused(demo(tmp_path / "missing" / "out"), "its folder does not exist")
 
 
+def test_a_path_that_cannot_even_be_looked_at_is_refused(document: Path, tmp_path: Path) -> None:
+    """The operating system's own reason; `Path.is_dir` raises it."""
+    demo = partial(swarmkv, "demo", "--document", document, "--model")
+    assert_refused(demo("missing.gguf", "--json", tmp_path / ("x" * 300)), "name too long")
+    assert_refused(demo("~nobody-of-this-name/model.gguf"), "~nobody-of-this-name")
+
+
+@pytest.mark.parametrize("option", ["--n-ctx", "--threads"])
+def test_a_number_beyond_llama_cpp_s_is_refused(document: Path, option: str) -> None:
+    """In one line, as all that is wrong with what was given."""
+    demo = partial(swarmkv, "demo", "--document", document, "--model", "missing.gguf")
+    assert_refused(demo(option, 1 << 40), option[2:].replace("-", "_").removeprefix("max_"))
+
+
 def test_a_wrong_number_is_refused(document: Path) -> None:
     """Typer's own usage error has the same exit code."""
     assert swarmkv("demo", "--document", document, "--max-tokens", 0).exit_code == 2
