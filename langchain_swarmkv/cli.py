@@ -92,6 +92,7 @@ def demo(
         outputs = [out for out in (json_out, html_out) if out]
         for out in outputs:
             _check_writable(out)
+        _check_distinct([path for path in (document, model) if path], outputs)
         reader = _example("reader")
         text = reader.read_document(document or reader.DISCLOSURE)
         note = "" if model else DEFAULT_MODEL_NOTE
@@ -104,11 +105,14 @@ def demo(
         display = _example("display").display_for(Console(stderr=True))
         with llm:
             analysis = asyncio.run(_example("run").analyse(llm, text, display))
-        _example("summary").print_analysis(Console(), analysis, note)
-        if json_out:
-            _write(json_out, json.dumps(analysis.to_dict(), indent=2, ensure_ascii=False) + "\n")
-        if html_out:
-            _write(html_out, _example("page").render_page(analysis, note))
+        try:
+            _example("summary").print_analysis(Console(), analysis, note)
+        finally:  # stdout may be a pipe to `head`, which ends before the report does
+            if json_out:
+                measured = json.dumps(analysis.to_dict(), indent=2, ensure_ascii=False)
+                _write(json_out, measured + "\n")
+            if html_out:
+                _write(html_out, _example("page").render_page(analysis, note))
 
 
 @contextmanager
@@ -145,6 +149,17 @@ def _check_writable(out: Path) -> None:
             raise ConfigurationError(f"cannot write {str(out)!r}: permission denied.")
     except OSError as error:  # a name too long, or a folder that may not be looked into
         raise ConfigurationError(f"cannot write {str(out)!r}: {error.strerror}.") from error
+
+
+def _check_distinct(inputs: list[Path], outputs: list[Path]) -> None:
+    """Refuse to write over what is read, or over what was just written."""
+    used = set(map(os.path.realpath, inputs))
+    for out in outputs:
+        if os.path.realpath(out) in used:
+            raise ConfigurationError(
+                f"cannot write {str(out)!r}: another option names the same file."
+            )
+        used.add(os.path.realpath(out))
 
 
 def _write(out: Path, text: str) -> None:

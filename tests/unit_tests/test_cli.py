@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -226,6 +227,39 @@ def test_a_path_that_cannot_even_be_looked_at_is_refused(document: Path, tmp_pat
     demo = partial(swarmkv, "demo", "--document", document, "--model")
     assert_refused(demo("missing.gguf", "--json", tmp_path / ("x" * 300)), "name too long")
     assert_refused(demo("~nobody-of-this-name/model.gguf"), "~nobody-of-this-name")
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_nothing_is_written_over_what_another_option_names(document: Path, tmp_path: Path) -> None:
+    """Neither the document, nor the model, nor the other output."""
+    text, model, out = document.read_text(), tmp_path / "any.gguf", tmp_path / "out"
+    demo = partial(swarmkv, "demo", "--document", document, "--n-ctx", 4096, "--model", model)
+    aside = tmp_path / "folder" / ".." / "document.txt"
+    (tmp_path / "folder").mkdir()
+    assert_refused(demo("--json", aside), "document.txt", "same file")
+    assert_refused(demo("--html", model), "any.gguf", "same file")
+    assert_refused(demo("--json", out, "--html", out), "out", "same file")
+    assert document.read_text() == text
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("fake_model")
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC])
+def test_the_files_are_written_though_the_report_cannot_be_printed(
+    monkeypatch: pytest.MonkeyPatch, document: Path, tmp_path: Path, number: int
+) -> None:
+    """`swarmkv demo --json out.json | head` still has its measurements; and no traceback."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cli._example("summary"), "print_analysis", fail)
+    out = tmp_path / "out.json"
+    result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--json", out)
+    assert result.exit_code == 1
+    assert json.loads(out.read_text(encoding="utf-8"))["analysts"]
+    assert isinstance(result.exception, SystemExit)
+    assert (os.strerror(number) in result.stderr) == (number != errno.EPIPE)
 
 
 @pytest.mark.parametrize("option", ["--n-ctx", "--threads"])
