@@ -249,12 +249,13 @@ class _Step:
 
     @property
     def largest_alone_cells(self) -> int:
-        """The most that a branch needs with its document, and with those that are pinned."""
+        """The most that a branch needs with what it reads, and with those that are pinned."""
         pinned = {prefix.key: prefix.num_tokens or 0 for prefix in self._pool.pinned}
         alone = [sum(pinned.values())]
         for path, prefix in self._prefixes.items():
-            documents = {**pinned, prefix.key: prefix.num_tokens or 0}
             row = self.branches.get(path)
+            read = row.document_tokens if row else prefix.num_tokens
+            documents = {prefix.key: read or 0, **pinned}
             alone.append(sum(documents.values()) + (row.branch_tokens if row else 0))
         return max(alone)
 

@@ -116,7 +116,7 @@ class PoolBudget:
     """Documents that must be in the pool then, each counted once; pinned ones are always there."""
     num_documents: int
     largest_alone_cells: int
-    """The branch that needs most, with its document, if all others wait (in any superstep)."""
+    """The branch that needs most, with what it reads, if all others wait (in any superstep)."""
     waves: int
     """In how many turns the branches run, at most, given the cells and sequences there are."""
     is_known: bool

@@ -140,6 +140,24 @@ def test_a_slice_of_the_document_takes_fewer_positions(llm: ChatSwarmKV) -> None
     assert report.pools[0].document_tokens > len(DOCUMENT)
 
 
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_a_slice_that_waits_for_others_needs_no_more_than_it_reads(spare: int) -> None:
+    """The rest of the document may leave the pool for it, so that is not counted."""
+    options: dict[str, Any] = {"required_prefix_tokens": 100, "max_tokens": 900}
+    with fake_llm() as model:
+        report = check_budget(fan_out(model, ("early",), **options), document=DOCUMENT)
+        cells = report.rows[0].needed_positions
+    with fake_llm(num_cells=cells + spare) as model:
+        graph = fan_out(model, ("early",), **options)
+        is_over = check_budget(graph, document=DOCUMENT, allow_waves=True).verdict is Verdict.OVER
+        assert is_over == (spare < 0)
+        if is_over:
+            with pytest.raises(ContextBudgetError):
+                graph.compile().invoke({"document": DOCUMENT})
+        else:
+            graph.compile().invoke({"document": DOCUMENT})
+
+
 def test_a_slice_longer_than_the_document_is_the_document(llm: ChatSwarmKV) -> None:
     """As when it runs."""
     graph = fan_out(llm, ("early",), required_prefix_tokens=100_000)
