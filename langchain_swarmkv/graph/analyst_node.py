@@ -241,5 +241,5 @@ def _tell_analyst(run: NodeRun, answer: AIMessage) -> None:
 
 def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name}={value} must be at least 1.")
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigurationError(f"{name}={value!r} must be a whole number, at least 1.")

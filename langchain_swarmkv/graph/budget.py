@@ -80,14 +80,20 @@ def _document_size(
 ) -> DocumentSize:
     if document is not None and document_tokens is not None:
         raise ConfigurationError("Give document or document_tokens, not both.")
-    texts = [document] if isinstance(document, str) else list((document or {}).values())
-    if any(not text.strip() for text in texts):
-        raise PromptError("The document is empty; there is nothing to analyse.")
+    texts = document.values() if isinstance(document, Mapping) else [document]
+    for text in texts:
+        if text is not None and not isinstance(text, str):
+            raise ConfigurationError(f"document is a {type(text).__name__}; give its text.")
+        if text is not None and not text.strip():
+            raise PromptError("The document is empty; there is nothing to analyse.")
     numbers = (
         document_tokens.values() if isinstance(document_tokens, Mapping) else [document_tokens]
     )
-    if any(number is not None and number < 1 for number in numbers):
-        raise ConfigurationError(f"document_tokens={document_tokens} must be at least 1.")
+    for number in numbers:
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ConfigurationError(
+                f"document_tokens={document_tokens!r} must be a whole number, at least 1."
+            )
     return DocumentSize(document, document_tokens)
 
 

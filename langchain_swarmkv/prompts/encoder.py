@@ -142,7 +142,8 @@ def watermark_slice(
 
 
 def _check_slice(prefix_ids: Sequence[int], num_prefix_tokens: int) -> None:
-    if not 1 <= num_prefix_tokens <= len(prefix_ids):
+    is_number = isinstance(num_prefix_tokens, int)
+    if not is_number or not 1 <= num_prefix_tokens <= len(prefix_ids):
         raise InvalidRequestError(
             f"required_prefix_tokens={num_prefix_tokens}, but the shared prefix has "
             f"{len(prefix_ids)} tokens; ask for 1 to {len(prefix_ids)}.",

@@ -75,6 +75,10 @@ class SwarmEngine:
         snapshot_memory_bytes: int = 1 << 30,
         device_locks: DeviceLockManager | None = None,
     ) -> None:
+        if not isinstance(engine, EngineConfig | Engine):
+            raise ConfigurationError(
+                f"engine is a {type(engine).__name__}; give an EngineConfig or an Engine."
+            )
         if snapshot_memory_bytes < 0:
             raise ConfigurationError(
                 f"snapshot_memory_bytes={snapshot_memory_bytes} is negative; 0 switches it off."

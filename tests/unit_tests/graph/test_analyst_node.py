@@ -79,11 +79,12 @@ def test_max_tokens_of_the_node_come_before_the_models(llm: ChatSwarmKV) -> None
     assert AnalystNode(llm, "?", max_tokens=4, output_key="x").invoke(STATE) == {"x": "read"}
 
 
+@pytest.mark.parametrize("value", [0, 1.5, "8"])
 @pytest.mark.parametrize("name", ["max_tokens", "max_fanout", "max_task_tokens"])
-def test_numbers_below_one_are_refused(llm: ChatSwarmKV, name: str) -> None:
+def test_what_is_no_number_from_one_on_is_refused(llm: ChatSwarmKV, name: str, value: Any) -> None:
     """When the node is made, with the name of the setting."""
-    options: dict[str, Any] = {name: 0}
-    with pytest.raises(ConfigurationError, match=f"{name}=0"):
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigurationError, match=f"{name}={value!r}"):
         AnalystNode(llm, "Why?", **options)
 
 

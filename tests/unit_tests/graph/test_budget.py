@@ -495,7 +495,10 @@ def test_an_error_carries_its_report_even_to_another_process() -> None:
     [
         ({"document": " "}, PromptError, "empty"),
         ({"document": {"document": ""}}, PromptError, "empty"),
+        ({"document": Path("contract.txt")}, ConfigurationError, "document is a .*Path"),
+        ({"document": {"document": 7}}, ConfigurationError, "document is a int"),
         ({"document_tokens": 0}, ConfigurationError, "document_tokens=0"),
+        ({"document_tokens": "800"}, ConfigurationError, "document_tokens='800'"),
         ({"document": "x", "document_tokens": 1}, ConfigurationError, "not both"),
         ({"max_turns": 0}, ConfigurationError, "max_turns=0"),
     ],

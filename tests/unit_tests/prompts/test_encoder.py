@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -230,8 +232,8 @@ def test_every_slice_is_the_prefix_and_the_task() -> None:
     assert encoder.encode_slice(messages, len(prefix)) == whole
 
 
-@pytest.mark.parametrize("num_tokens", [0, 10_000])
-def test_a_sliced_prompt_checks_its_bounds(num_tokens: int) -> None:
+@pytest.mark.parametrize("num_tokens", [0, 10_000, 1.5, "1"])
+def test_a_sliced_prompt_checks_its_bounds(num_tokens: Any) -> None:
     """Asking for more than the shared prefix holds is an error with the numbers."""
     encoder = PromptEncoder(FakeTokenizer())
     with pytest.raises(InvalidRequestError, match="required_prefix_tokens"):

@@ -774,6 +774,13 @@ def test_closing_from_the_engine_thread(gated: SwarmEngine, gate: Gate) -> None:
     assert gated.statistics().num_steps == 1
 
 
+@pytest.mark.parametrize("engine", [None, "model.gguf", FakeEngine])
+def test_what_is_no_engine_is_refused(engine: Any) -> None:
+    """A path is not: its settings are missing."""
+    with pytest.raises(ConfigurationError, match="EngineConfig"):
+        SwarmEngine(engine)
+
+
 def interrupt_soon() -> None:
     """Ctrl-C for the main thread, while it waits in what is called next."""
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
