@@ -74,8 +74,9 @@ class LlamaTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""
+        model = self._model  # also for texts that are known: closed is closed
         if len(text) < _LONG_TEXT_CHARACTERS:
-            return self._model.tokenize(text)
+            return model.tokenize(text)
         return list(self._encode_long(text))
 
     def _encode(self, text: str) -> tuple[int, ...]:
