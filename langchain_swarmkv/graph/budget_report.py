@@ -15,8 +15,11 @@ from langchain_swarmkv.errors import ContextBudgetError
 
 __all__ = ["AnalystBudget", "BudgetReport", "BudgetWarning", "PoolBudget", "Verdict"]
 
-
 _A_DOCUMENT = "a document of at most"
+_WHAT_LIMITS = {
+    "n_ctx": "",
+    "n_ctx_train": ", what the model was trained for; n_ctx cannot raise it",
+}
 
 
 class BudgetWarning(UserWarning):
@@ -231,7 +234,8 @@ class BudgetReport:
         return ContextBudgetError(
             f"Analyst {row.node!r} alone needs {row.needed_positions} tokens (document "
             f"{row.document_tokens or 0}, task {row.task_tokens or 0}, max_tokens "
-            f"{row.max_tokens}), but {name}={limit}. {_would_fit(row.what_would_fit())}"
+            f"{row.max_tokens}), but {name}={limit}{_WHAT_LIMITS[name]}. "
+            f"{_would_fit(row.what_would_fit())}"
             f"{self._besides()}",
             needed_tokens=row.needed_positions,
             limit_tokens=limit,

@@ -1,7 +1,7 @@
 """The engines and vocabularies of this process: equal settings, one engine.
 
-The only module-level state of the package. A forked child starts with an empty registry: what the
-parent loaded does not work there.
+Module-level state, like the sessions of the chat models that use it. A forked child starts with an
+empty registry: what the parent loaded does not work there.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ __all__ = ["SwarmEngine"]
 _LOCK_SLICE_SECONDS = 1.0
 """How long the engine thread waits for the device before it looks at cancels and deadlines."""
 
-_GATHER_SECONDS = 0.002
+_GATHER_SECONDS = 0.01
 """How long an idle engine waits for another request after one came: agents start together, and
 each one that misses the first step waits for all of it."""
 
