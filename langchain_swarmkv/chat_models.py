@@ -286,12 +286,10 @@ class ChatSwarmKV(BaseChatModel):
             on_finish: called once at the end, on the calling thread.
         """
         ref, text, handle = self._start_prefill(messages, pin, config)
-        progress = _Progress(handle, on_progress)
+        progress = _Progress(handle, on_progress, on_finish)
         with handle:
             handle.result()
         progress.finish()
-        if on_finish is not None:
-            on_finish(handle.statistics)
         self._seat.remember(ref["digest"], text)
         return ref
 
@@ -308,12 +306,10 @@ class ChatSwarmKV(BaseChatModel):
         ref, text, handle = await _on_thread(
             lambda: self._start_prefill(messages, pin, config), handle_of=lambda started: started[2]
         )
-        progress = _Progress(handle, on_progress)
+        progress = _Progress(handle, on_progress, on_finish)
         with handle:
             await handle.aresult()
         progress.finish()
-        if on_finish is not None:
-            on_finish(handle.statistics)
         self._seat.remember(ref["digest"], text)
         return ref
 
@@ -512,11 +508,17 @@ async def _on_thread(
 
 
 class _Progress:
-    """Tells a listener how far a prefill is, and that it has ended."""
+    """Tells listeners how far a prefill is, and that it has ended."""
 
-    def __init__(self, handle: RequestHandle, listener: ProgressCallback | None) -> None:
+    def __init__(
+        self,
+        handle: RequestHandle,
+        listener: ProgressCallback | None,
+        on_finish: Callable[[RequestStatistics], None] | None,
+    ) -> None:
         self._handle = handle
         self._listener = listener
+        self._on_finish = on_finish
         self._told: PrefillProgress | None = None
         if listener is not None:
             handle.on_progress(self._tell)
@@ -527,9 +529,11 @@ class _Progress:
         self._listener(progress)
 
     def finish(self) -> None:
-        """Tell the end, unless the last chunk was told already."""
+        """Tell the end; its progress only if the last chunk was not told already."""
         if self._listener is not None and self._told != self._handle.progress:
             self._tell(self._handle.progress)
+        if self._on_finish is not None:
+            self._on_finish(self._handle.statistics)
 
 
 def _validated(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:

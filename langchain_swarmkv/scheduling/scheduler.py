@@ -115,11 +115,6 @@ class Scheduler:
         """Whether a step would do anything."""
         return bool(self._waiting or self._running)
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that have not been admitted."""
-        return len(self._waiting)
-
     def add(self, request: Request) -> None:
         """Queue a request."""
         with self.lock:
