@@ -197,6 +197,11 @@ TEXT = (
 )
 
 
+def _starts(words: Sequence[int]) -> list[int]:
+    """Where each token first occurs: suffixes from there share the document and no more."""
+    return sorted(words.index(token) for token in set(words))
+
+
 def _check_smollm2(
     path: Path, flash_attention: FlashAttention, lengths: Sequence[int], *, tolerance: float
 ) -> None:
@@ -204,7 +209,10 @@ def _check_smollm2(
     with SwarmEngine(config) as engine:
         words = engine.tokenizer.encode(TEXT * 8)
         document = words[:250]
-        prompts = [[*document, *words[first : first + n]] for first, n in enumerate(lengths, 5)]
+        prompts = [
+            [*document, *words[start : start + length]]
+            for start, length in zip(_starts(words), lengths, strict=False)
+        ]
         engine.submit(document, SamplingParams(max_tokens=0), pin="document").result()
         results = _fan_out(engine, prompts)
         engine.check()
