@@ -81,6 +81,7 @@ class ChatSwarmKV(BaseChatModel):
     n_batch: int = 512
     n_ubatch: int | None = None
     max_sequences: int = 64
+    max_running: int | None = None
     mixed_prefill_tokens: int = 128
     n_threads: int | None = None
     n_threads_batch: int | None = None

@@ -106,6 +106,8 @@ class EngineStatistics:
     """Prefixes saved to the host's store before they left the pool."""
     num_restores: int
     """Prefixes brought back from the host's store."""
+    num_compactions: int
+    """Times that used cells were moved down over a hole in the pool."""
     peak_running: int
     cells_total: int
     cells_used: int

@@ -8,6 +8,10 @@ its tip. All that share a cell share everything before it, for a fork shares a p
 
 `num_users` of a segment counts the tips at it and the segments below it. A segment with one user
 whose user is a tip belongs to that sequence alone; at zero users its cells are free.
+
+Which cells these are is known too: llama.cpp gives new tokens the lowest free cells (`find_slot` in
+llama-kv-cache.cpp, whose search starts at or below the lowest one), and every decode step attends
+over all cells up to the highest used one, so a hole below costs time.
 """
 
 from __future__ import annotations
@@ -16,26 +20,74 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CellLedger"]
+__all__ = ["CellLedger", "CellRange"]
 
 
 @dataclass(eq=False, slots=True)
 class _Segment:
-    num_cells: int
+    cells: list[int]
+    """Indices into the pool, in the order of the tokens."""
     parent: _Segment | None
     num_users: int = 1
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.cells)
 
     def join_parents(self) -> None:
         """Take in the segments above that only this one uses, so that paths stay short."""
         while self.parent is not None and self.parent.num_users == 1:
-            self.num_cells += self.parent.num_cells
+            self.cells = self.parent.cells + self.cells
             self.parent = self.parent.parent
 
     def split(self, num_cells: int) -> _Segment:
         """Move the first `num_cells` into a new parent, which has this segment as its user."""
-        self.parent = _Segment(num_cells, self.parent)
-        self.num_cells -= num_cells
+        self.parent = _Segment(self.cells[:num_cells], self.parent)
+        del self.cells[:num_cells]
         return self.parent
+
+
+class _Pool:
+    """Which cells are taken; the lowest free ones go first, as in llama.cpp."""
+
+    def __init__(self, num_cells: int) -> None:
+        self._taken = bytearray(num_cells)
+        self._lowest = 0  # no free cell lies below
+
+    @property
+    def top(self) -> int:
+        return self._taken.rfind(1) + 1
+
+    def take(self, num_cells: int) -> list[int]:
+        cells = []
+        for _ in range(num_cells):
+            cell = self._taken.find(0, self._lowest)
+            self._taken[cell] = 1
+            self._lowest = cell + 1
+            cells.append(cell)
+        return cells
+
+    def give_back(self, cells: list[int]) -> None:
+        for cell in cells:
+            self._taken[cell] = 0
+        self._lowest = min(self._lowest, *cells)
+
+    def taken(self) -> set[int]:
+        return {cell for cell, is_taken in enumerate(self._taken) if is_taken}
+
+
+@dataclass(frozen=True)
+class CellRange:
+    """A run of positions [first, end) whose cells exactly these sequences share."""
+
+    holders: tuple[int, ...]
+    first: int
+    end: int
+
+    @property
+    def num_cells(self) -> int:
+        """Its length."""
+        return self.end - self.first
 
 
 class CellLedger:
@@ -47,6 +99,7 @@ class CellLedger:
 
     def __init__(self, num_cells: int) -> None:
         self.num_cells = num_cells
+        self._pool = _Pool(num_cells)
         self._used = 0
         self._tips: dict[int, _Segment] = {}
         self._num_tokens: dict[int, int] = {}
@@ -60,6 +113,11 @@ class CellLedger:
     def free(self) -> int:
         """Cells that nobody uses."""
         return self.num_cells - self._used
+
+    @property
+    def top(self) -> int:
+        """One more than the highest cell in use: what each decode step attends over."""
+        return self._pool.top
 
     def num_tokens(self, seq_id: int) -> int:
         """Tokens in the sequence, shared or not."""
@@ -92,12 +150,12 @@ class CellLedger:
             )
         if num_tokens == 0:
             return
-        tip = self._tips.get(seq_id)
+        tip, cells = self._tips.get(seq_id), self._pool.take(num_tokens)
         if tip is not None and tip.num_users == 1:
-            tip.num_cells += num_tokens
+            tip.cells += cells
         else:
             # The new segment takes over this sequence's place among the old tip's users.
-            self._tips[seq_id] = _Segment(num_tokens, parent=tip)
+            self._tips[seq_id] = _Segment(cells, parent=tip)
         self._num_tokens[seq_id] = self.num_tokens(seq_id) + num_tokens
         self._used += num_tokens
 
@@ -126,7 +184,40 @@ class CellLedger:
             if segment.num_users:
                 return
             self._used -= segment.num_cells
+            self._pool.give_back(segment.cells)
             segment = segment.parent
+
+    def ranges_from(self, cell: int) -> list[CellRange]:
+        """The segments that have a cell at or above `cell`.
+
+        If each of them moves to the lowest free cells (`move`), and `cell` is `used`, then no hole
+        is left: below `cell` as many cells are free as are in use above it.
+        """
+        found: dict[_Segment, list[int]] = {}
+        ends: dict[_Segment, int] = {}
+        for seq_id, tip in self._tips.items():
+            end = self._num_tokens[seq_id]
+            for segment in _path(tip):
+                if max(segment.cells) >= cell:
+                    found.setdefault(segment, []).append(seq_id)
+                    ends[segment] = end
+                end -= segment.num_cells
+        return [
+            CellRange(tuple(holders), ends[segment] - segment.num_cells, ends[segment])
+            for segment, holders in found.items()
+        ]
+
+    def move(self, cell_range: CellRange) -> None:
+        """Note that the cells of a range were freed and its tokens put into the lowest free."""
+        segment: _Segment | None = self._tips[cell_range.holders[0]]
+        end = self._num_tokens[cell_range.holders[0]]
+        while segment is not None and end != cell_range.end:
+            end -= segment.num_cells
+            segment = segment.parent
+        if segment is None or segment.num_cells != cell_range.num_cells:
+            raise AssertionError(f"{cell_range} is no segment of the ledger")
+        self._pool.give_back(segment.cells)
+        segment.cells = self._pool.take(segment.num_cells)
 
     def check(self) -> None:
         """Recompute everything from the paths of all sequences; AssertionError on a difference."""
@@ -141,6 +232,8 @@ class CellLedger:
             assert segment.num_cells > 0
             assert segment.num_users == num_users[segment]
         assert self._used == sum(segment.num_cells for segment in segments) <= self.num_cells
+        assert self._pool.taken() == {cell for segment in segments for cell in segment.cells}
+        assert len(self._pool.taken()) == self._used
 
     def _segment_ending_at(self, seq_id: int, position: int) -> _Segment:
         """The segment of the sequence whose last cell is `position - 1`, split off if needed."""

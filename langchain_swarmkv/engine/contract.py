@@ -60,6 +60,11 @@ class EngineLimits:
     can_cut: bool
     """True: a sequence can be forked at any length. False (sliding window, recurrent, hybrid):
     only whole, at its present end."""
+    max_running: int
+    """Most requests worth computing at once: each token attends over the cells of all."""
+    move_cost_tokens: int | None = None
+    """Moving a cell to the host and back takes as long as this many tokens take to attend to it.
+    None: what is idle may stay where it is."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,17 @@ class Engine(ABC):
         Raises:
             SequenceError: `target` is in use, `num_tokens` is not in [1, tokens of source], or
                 the model cannot cut and `num_tokens` is not the whole of `source`.
+        """
+
+    @abstractmethod
+    def move_down(self, holders: Sequence[int], first: int, end: int, scratch: int) -> None:
+        """Move the cells of positions [first, end) to the lowest free; just `holders` share them.
+
+        Only where `can_cut`. `scratch` is an empty sequence, and is empty afterwards.
+
+        Raises:
+            SequenceError: `scratch` is in use, or a holder does not have these positions.
+            DecodeFatalError: the cells were lost on the way; the holders must be cleared.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_swarmkv.config import SamplingParams
-from langchain_swarmkv.engine.cells import CellLedger
+from langchain_swarmkv.engine.cells import CellLedger, CellRange
 from langchain_swarmkv.engine.contract import (
     Batch,
     Engine,
@@ -115,6 +115,8 @@ class FakeEngine(Engine):
             to the answer. None: printable noise that depends on the whole prompt.
         chat_template: the template that the "model" carries.
         adds_bos: whether prompts start with `<|bos|>`.
+        max_running: most requests computed at once; None: `max_sequences`.
+        move_cost_tokens: see `EngineLimits`; a number makes idle prefixes leave the pool early.
         step_seconds: how long each decode takes.
         on_decode: called with each batch before it is computed; may wait, or raise to simulate a
             native failure.
@@ -135,6 +137,8 @@ class FakeEngine(Engine):
         reply: str | Callable[[str], str] | None = None,
         chat_template: str | None = _CHATML,
         adds_bos: bool = False,
+        max_running: int | None = None,
+        move_cost_tokens: int | None = None,
         step_seconds: float = 0.0,
         on_decode: Callable[[Batch], None] | None = None,
         device: str = "fake",
@@ -162,6 +166,8 @@ class FakeEngine(Engine):
             max_sequences=max_sequences,
             max_batch_tokens=max_batch_tokens,
             can_cut=can_cut,
+            max_running=max_running or max_sequences,
+            move_cost_tokens=move_cost_tokens,
         )
         self.device = device
         self.decoded_tokens = 0
@@ -268,6 +274,14 @@ class FakeEngine(Engine):
         self._tokens[target] = self._tokens[source][:num_tokens]
         self._hashes[target] = self._hashes[source][:num_tokens]
         self._ledger.fork(source, target, num_tokens)
+
+    def move_down(self, holders: Sequence[int], first: int, end: int, scratch: int) -> None:
+        """See `Engine.move_down`. Nothing is lost if the caller's ledger agrees with this one."""
+        if self.num_tokens(scratch):
+            raise SequenceError(f"sequence {scratch} is in use; clear it before moving through it.")
+        if not 0 <= first < end <= min(map(self.num_tokens, holders)):
+            raise SequenceError(f"positions {first} to {end} are not in all of {list(holders)}.")
+        self._ledger.move(CellRange(tuple(holders), first, end))
 
     def clear(self, seq_id: int) -> None:
         """See `Engine.clear`."""

@@ -18,6 +18,7 @@ from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, Model
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.errors import (
+    DecodeFatalError,
     EngineClosedError,
     InvalidBatchError,
     SequenceError,
@@ -34,6 +35,12 @@ __all__ = ["LlamaEngine", "available_cores", "weights_digest"]
 _STATE_HEADER = struct.Struct("<8s32sQQ32s")
 _STATE_MAGIC = b"SWARMKV1"
 _CHECKSUM_COLUMNS = 4096
+_MAX_RUNNING_ON_CPU = 16
+"""Each token attends over the cells of all that run, so more at once may take longer in all; see
+docs/performance.md."""
+_MOVE_COST_TOKENS_ON_CPU = 16
+"""A cell takes about 10 us to save and restore, and 2 us of each step and token while it lies in
+the pool. On GPUs neither was measured, so there nothing leaves before room is needed."""
 _WHOLE_DIGEST_BYTES = 256 << 20
 _BLOCK_BYTES = 64 << 10
 _NUM_BLOCKS = 512
@@ -73,11 +80,15 @@ class LlamaEngine(Engine):
         self._candidates = Candidates(model.n_vocab)
         self._outputs: set[int] = set()
         self.device = config.device_name
+        on_cpu = config.n_gpu_layers == 0
         self.limits = EngineLimits(
             num_cells=config.n_ctx,
             max_sequences=context.n_seq_max,
             max_batch_tokens=min(context.n_batch, config.n_batch),
             can_cut=model.can_cut,
+            max_running=config.max_running
+            or (_MAX_RUNNING_ON_CPU if on_cpu else context.n_seq_max),
+            move_cost_tokens=_MOVE_COST_TOKENS_ON_CPU if on_cpu else None,
         )
         self.facts = ModelFacts(
             name=config.model_path.stem,
@@ -173,6 +184,17 @@ class LlamaEngine(Engine):
                 f"{num_tokens} of {length} tokens were asked for."
             )
         self._native.fork(source, target, None if num_tokens == length else num_tokens)
+
+    def move_down(self, holders: Sequence[int], first: int, end: int, scratch: int) -> None:
+        """See `Engine.move_down`."""
+        self._check_empty(scratch)
+        if not 0 <= first < end <= min(map(self.num_tokens, holders)):
+            raise SequenceError(f"positions {first} to {end} are not in all of {list(holders)}.")
+        if not self._native.move_down(holders, first, end, scratch):
+            raise DecodeFatalError(
+                f"llama.cpp did not take back {end - first} cells of sequences {list(holders)}.",
+                return_code=-2,
+            )
 
     def _check_empty(self, seq_id: int) -> None:
         if self.num_tokens(seq_id):

@@ -7,6 +7,7 @@ the process (llama-kv-cache.cpp). Sequence ids, positions and sizes are checked 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,24 @@ class ContextHandle:
     def clear(self, seq_id: int) -> None:
         """Empty a sequence; whole sequences can always be removed (llama.h)."""
         library().llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+    def move_down(self, holders: Sequence[int], first: int, end: int, scratch: int) -> bool:
+        """Save the cells of [first, end), free them, and restore them into the lowest free ones.
+
+        False: they could not be restored, and the holders lack them now.
+        """
+        llama_cpp = library()
+        llama_cpp.llama_memory_seq_cp(self._memory, holders[0], scratch, first, end)
+        state = self.save(scratch)
+        self.clear(scratch)
+        for holder in holders:
+            llama_cpp.llama_memory_seq_rm(self._memory, holder, first, end)
+        if not self.restore(scratch, memoryview(state)):
+            return False
+        for holder in holders:
+            llama_cpp.llama_memory_seq_cp(self._memory, scratch, holder, first, end)
+        self.clear(scratch)
+        return True
 
     def state_size(self, seq_id: int) -> int:
         """Bytes that `save` will return."""

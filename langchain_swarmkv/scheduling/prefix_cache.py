@@ -8,13 +8,16 @@ A sequence id is in one of three states:
     resident   left behind by a request: a prefix to fork from, pinned or not
 
 Only unpinned residents are ever evicted. A resident worth keeping is saved to the host's store
-first, if its tokens are not also held by another sequence.
+first, if its tokens are not also held by another sequence. That happens when room is needed, and
+sooner on CPUs (`spill_idle`): every token attends over all cells up to the highest used one, so what
+is idle slows down what runs.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from langchain_swarmkv.engine.cells import CellLedger
@@ -28,6 +31,9 @@ __all__ = ["CacheCounters", "PrefixCache", "PrefixMatch"]
 
 MIN_SPILL_TOKENS = 32
 """Shorter prefixes are recomputed sooner than they are worth a place in the store."""
+
+MIN_IDLE_CELLS = 256
+"""So few idle cells are left where they are: llama.cpp rounds what it attends over up to this."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class CacheCounters:
     num_evictions: int = 0
     num_spills: int = 0
     num_restores: int = 0
+    num_compactions: int = 0
 
 
 @dataclass
@@ -148,21 +155,83 @@ class PrefixCache:
         return self._ledger.num_tokens(seq_id) - self._resident_index.covered(seq_id)
 
     def _evict(self, seq_id: int) -> None:
-        own, total = self._own_tokens(seq_id), self._ledger.num_tokens(seq_id)
-        # A snapshot holds the whole sequence: worth it only if much of it is nowhere else.
-        if own >= MIN_SPILL_TOKENS and 4 * own >= total:
+        if self._is_worth_saving(seq_id):
             self._spill(seq_id)
         self.close(seq_id)
         self.counters.num_evictions += 1
 
+    def _is_worth_saving(self, seq_id: int) -> bool:
+        """A snapshot holds the whole sequence: worth it only if much of it is nowhere else."""
+        own = self._own_tokens(seq_id)
+        return own >= MIN_SPILL_TOKENS and 4 * own >= self._ledger.num_tokens(seq_id)
+
     def _spill(self, seq_id: int) -> None:
+        namespace = self._residents[seq_id].namespace
+        tokens = self._resident_index.tokens_of(seq_id)
+        if self._is_stored(namespace, tokens):
+            return
         snapshot = KVSnapshot(
             identity=self._engine.facts.identity,
-            namespace=self._residents[seq_id].namespace,
-            tokens=tuple(self._resident_index.tokens_of(seq_id)),
+            namespace=namespace,
+            tokens=tuple(tokens),
             state=self._engine.save(seq_id),
         )
         self.counters.num_spills += self._store.put(snapshot)
+
+    def _is_stored(self, namespace: str, tokens: TokenIds) -> bool:
+        """Whether a snapshot of these tokens, or of more, is still in the store."""
+        return (
+            self._store.get(namespace, tokens, can_cut=self._can_cut, min_tokens=len(tokens))
+            is not None
+        )
+
+    # -- what runs comes first -------------------------------------------------------------------
+
+    def spill_idle(self, waiting: Iterable[tuple[str, TokenIds]]) -> None:
+        """Let unpinned residents leave that nothing running shares, nor a prompt that waits.
+
+        Nothing is lost: only those leave whose tokens another resident holds, or the store takes
+        without evicting anything.
+        """
+        if self._engine.limits.move_cost_tokens is None or self.cells_idle <= MIN_IDLE_CELLS:
+            return
+        pinned = [seq_id for seq_id, resident in self._residents.items() if resident.pins]
+        matches = [self.computed_match(namespace, tokens) for namespace, tokens in waiting]
+        needed = {*self._running, *pinned, *(match.seq_id for match in matches if match)}
+        num_needed = self._ledger.distinct(needed)
+        idle = [seq_id for seq_id in self._residents if seq_id not in needed]
+        for seq_id in sorted(idle, key=lambda seq_id: self._residents[seq_id].last_used):
+            if self._ledger.used - num_needed <= MIN_IDLE_CELLS:
+                return
+            if self._can_leave(seq_id):
+                self._evict(seq_id)
+
+    def _can_leave(self, seq_id: int) -> bool:
+        if self._own_tokens(seq_id) == 0:
+            return True
+        num_bytes = self._ledger.num_tokens(seq_id) * self._engine.facts.kv_bytes_per_token
+        is_room = self._store.num_bytes + 1.1 * num_bytes <= self._store.max_bytes
+        return self._is_worth_saving(seq_id) and is_room
+
+    def compact(self, remaining_tokens: int) -> None:
+        """Move what lies above a hole into it, if the tokens still to be computed gain from that.
+
+        Args:
+            remaining_tokens: most tokens that the running requests may still compute.
+        """
+        ledger, cost = self._ledger, self._engine.limits.move_cost_tokens
+        hole = ledger.top - ledger.used
+        if cost is None or not self._can_cut or hole <= MIN_IDLE_CELLS or not self._free:
+            return
+        if remaining_tokens <= cost:
+            return  # at least as many cells must move as the hole has
+        ranges = ledger.ranges_from(ledger.used)
+        if hole * remaining_tokens <= cost * sum(r.num_cells for r in ranges):
+            return
+        for cells in ranges:
+            self._engine.move_down(cells.holders, cells.first, cells.end, self._free[0])
+            ledger.move(cells)
+        self.counters.num_compactions += 1
 
     # -- opening and closing sequences -----------------------------------------------------------
 

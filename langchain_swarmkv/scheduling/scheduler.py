@@ -127,6 +127,7 @@ class Scheduler:
         with self.lock:
             self.reap()
             self._admit()
+            self._tidy()
             plan = self._plan()
         if not plan.parts:
             return
@@ -160,12 +161,14 @@ class Scheduler:
     # -- admission -------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Admit in order of arrival, as far as sequence ids and cells reach.
+        """Admit in order of arrival, as far as sequence ids and cells reach, up to `max_running`.
 
         One that waits for another's prefill lets later ones pass; one that waits for room does not,
         or a large request would never get its turn.
         """
         for request in list(self._waiting):
+            if len(self._running) >= self._engine.limits.max_running:
+                break
             if request.is_prefix_pending:
                 continue
             try:
@@ -231,6 +234,13 @@ class Scheduler:
             request.seed = request.sampler.seed
         if not request.remaining_prompt:
             self._finish(request, "length")
+
+    def _tidy(self) -> None:
+        """Take out of the way what is idle, so that what runs attends over as little as can be."""
+        if not self._running:
+            return
+        self.cache.spill_idle((request.namespace, request.token_ids) for request in self._waiting)
+        self.cache.compact(sum(request.reserved_cells for request in self._running))
 
     def _pinned_error(self, request: Request) -> ContextBudgetError:
         limits, cache = self._engine.limits, self.cache
@@ -447,6 +457,7 @@ class Scheduler:
                 num_evictions=cache.counters.num_evictions,
                 num_spills=cache.counters.num_spills,
                 num_restores=cache.counters.num_restores,
+                num_compactions=cache.counters.num_compactions,
                 peak_running=counters.peak_running,
                 cells_total=self._engine.limits.num_cells,
                 cells_used=cache.cells_used,

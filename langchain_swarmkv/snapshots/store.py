@@ -41,6 +41,8 @@ class StoredPrefix:
 class SnapshotStore(ABC):
     """See the module's docstring. `len(store)` is the number of snapshots."""
 
+    max_bytes: int
+
     @property
     @abstractmethod
     def num_bytes(self) -> int:

@@ -25,6 +25,7 @@ import pytest
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import RequestCancelledError, RequestTimeoutError
+from langchain_swarmkv.scheduling import prefix_cache
 from langchain_swarmkv.scheduling.request import RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.oracle import Oracle, OracleStep, assert_matches_oracle
@@ -238,7 +239,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def engine(kind: str, tiny_llama: Path) -> Iterator[SwarmEngine]:
+def engine(kind: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SwarmEngine]:
+    monkeypatch.setattr(prefix_cache, "MIN_IDLE_CELLS", 0)
     store_bytes = 1 << 20 if kind == "tiny llama" else 4 << 10  # three documents or so
     if kind == "tiny llama":
         config = EngineConfig(
@@ -246,6 +248,7 @@ def engine(kind: str, tiny_llama: Path) -> Iterator[SwarmEngine]:
             n_ctx=NUM_CELLS,
             n_batch=128,
             max_sequences=MAX_SEQUENCES,
+            max_running=10,
             mixed_prefill_tokens=64,
             n_threads=1,
             flash_attention=FlashAttention.OFF,
@@ -259,6 +262,8 @@ def engine(kind: str, tiny_llama: Path) -> Iterator[SwarmEngine]:
             max_sequences=MAX_SEQUENCES,
             max_batch_tokens=128,
             can_cut=kind == "fake",
+            max_running=6,
+            move_cost_tokens=1,
         )
         made = open_swarm(fake, snapshot_memory_bytes=store_bytes)
     with made as swarm_engine:

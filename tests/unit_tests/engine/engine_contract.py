@@ -310,6 +310,59 @@ class EngineContract:
         assert lengths(engine) == [160] * 8
         engine.close()
 
+    def test_moved_cells_continue_like_unshared_runs(
+        self, engine: Engine, oracle: Callable[[Sequence[int]], Logits]
+    ) -> None:
+        """A shared document and a branch's own tail move into the hole that another one leaves."""
+        if not engine.limits.can_cut:
+            return  # such engines are not asked to
+        append(engine, 0, DOCUMENT[::-1])
+        append(engine, 1, DOCUMENT)
+        for branch in (2, 3):
+            engine.fork(1, branch, 150)
+            append(engine, branch, SUFFIXES[branch])
+        engine.clear(0)
+        engine.move_down([1, 2, 3], 0, 150, scratch=0)
+        engine.move_down([2], 150, 150 + len(SUFFIXES[2]), scratch=5)
+        assert lengths(engine) == [
+            0,
+            150,
+            150 + len(SUFFIXES[2]),
+            150 + len(SUFFIXES[3]),
+            0,
+            0,
+            0,
+            0,
+        ]
+        append(engine, 4, DOCUMENT[::-1])
+        for branch in (2, 3):
+            expected = oracle([*DOCUMENT, *SUFFIXES[branch], *SUFFIXES[0]])
+            self.assert_equal(append(engine, branch, SUFFIXES[0]), expected)
+        self.assert_equal(append(engine, 1, SUFFIXES[0]), oracle(DOCUMENT + SUFFIXES[0]))
+        engine.clear(1)
+        engine.clear(2)
+        assert engine.num_tokens(3) == 150 + len(SUFFIXES[3]) + len(SUFFIXES[0])
+
+    def test_what_cannot_be_moved_stays(
+        self, engine: Engine, oracle: Callable[[Sequence[int]], Logits]
+    ) -> None:
+        """A scratch sequence in use, or positions that a holder does not have."""
+        if not engine.limits.can_cut:
+            return
+        append(engine, 0, DOCUMENT[:20])
+        append(engine, 1, DOCUMENT[:5])
+        for holders, first, end, scratch in (
+            ([0], 0, 20, 1),
+            ([0], 0, 21, 2),
+            ([0], 5, 5, 2),
+            ([0], -1, 5, 2),
+            ([0, 1], 0, 20, 2),
+        ):
+            with pytest.raises(SequenceError):
+                engine.move_down(holders, first, end, scratch)
+        assert lengths(engine) == [20, 5] + [0] * 6
+        self.assert_equal(append(engine, 0, DOCUMENT[20:30]), oracle(DOCUMENT[:30]))
+
     def test_a_fork_of_a_fork_outlives_both(
         self, engine: Engine, oracle: Callable[[Sequence[int]], Logits]
     ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,7 +20,10 @@ class LedgerAgainstCellIds(RuleBasedStateMachine):
         super().__init__()
         self.ledger = CellLedger(NUM_CELLS)
         self.cells: dict[int, list[int]] = {seq_id: [] for seq_id in range(6)}
-        self.new_cell = count()
+
+    def take_lowest(self, num_cells: int) -> list[int]:
+        """What llama.cpp gives to new tokens."""
+        return sorted(set(range(NUM_CELLS)) - self.used())[:num_cells]
 
     def used(self) -> set[int]:
         return {cell for cells in self.cells.values() for cell in cells}
@@ -34,7 +35,7 @@ class LedgerAgainstCellIds(RuleBasedStateMachine):
                 self.ledger.append(seq_id, num_tokens)
             return
         self.ledger.append(seq_id, num_tokens)
-        self.cells[seq_id] += [next(self.new_cell) for _ in range(num_tokens)]
+        self.cells[seq_id] += self.take_lowest(num_tokens)
 
     @precondition(lambda self: any(self.cells.values()) and not all(self.cells.values()))
     @rule(data=st.data())
@@ -55,6 +56,21 @@ class LedgerAgainstCellIds(RuleBasedStateMachine):
         self.ledger.clear(seq_id)
         self.cells[seq_id] = []
 
+    @rule()
+    def compact(self) -> None:
+        """Moving what lies above leaves no hole, and every sequence keeps its length."""
+        for cell_range in self.ledger.ranges_from(self.ledger.used):
+            moved = self.cells[cell_range.holders[0]][cell_range.first : cell_range.end]
+            others = self.used() - set(moved)
+            new = sorted(set(range(NUM_CELLS)) - others)[: len(moved)]
+            for seq_id, cells in self.cells.items():
+                holds = cells[cell_range.first : cell_range.end] == moved
+                assert holds == (seq_id in cell_range.holders)
+                if holds:
+                    cells[cell_range.first : cell_range.end] = new
+            self.ledger.move(cell_range)
+        assert self.ledger.top == self.ledger.used
+
     @rule(seq_id=SEQ_IDS)
     def exclusive(self, seq_id: int) -> None:
         """Asked at random moments, because the answer may rearrange the ledger's insides."""
@@ -71,6 +87,7 @@ class LedgerAgainstCellIds(RuleBasedStateMachine):
         self.ledger.check()
         assert self.ledger.used == len(self.used())
         assert self.ledger.free == NUM_CELLS - len(self.used())
+        assert self.ledger.top == max(self.used(), default=-1) + 1
         for seq_id, cells in self.cells.items():
             assert self.ledger.num_tokens(seq_id) == len(cells)
 

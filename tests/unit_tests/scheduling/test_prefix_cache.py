@@ -459,6 +459,102 @@ def test_a_state_that_does_not_load_is_thrown_away() -> None:
     pool.cache.check()
 
 
+# -- what runs comes first -------------------------------------------------------------------------
+
+IDLE = piece("idle", 400)
+
+
+def test_what_is_idle_leaves_before_room_is_needed() -> None:
+    """To the store, and only while something runs that does not share it."""
+    pool = Pool(num_cells=4000, move_cost_tokens=4)
+    pool.leave(IDLE)
+    pool.run(DOCUMENT)
+    pool.cache.spill_idle([])
+    assert not pool.resident(IDLE)
+    assert pool.cache.counters.num_spills == len(pool.store) == 1
+    assert pool.cache.cells_used == len(DOCUMENT)
+    assert pool.cache.restore(NAMESPACE, IDLE, 1, 0)
+    pool.cache.spill_idle([])
+    assert not pool.resident(IDLE)
+    assert pool.cache.counters.num_spills == 1  # it was still in the store
+    pool.cache.check()
+
+
+def test_what_is_needed_or_cannot_be_saved_stays() -> None:
+    """Shared with one that runs, wanted by one that waits, pinned, few, or the store is full."""
+    pool = Pool(num_cells=4000, move_cost_tokens=4)
+    branch = pool.run(IDLE)
+    pool.cache.keep(branch, IDLE, None)
+    branch = pool.run([*IDLE, 1])
+    pool.cache.spill_idle([])
+    assert pool.resident(IDLE)
+    pool.cache.close(branch)
+    pool.run(DOCUMENT)
+    pool.cache.spill_idle([("other salt", IDLE), (NAMESPACE, [*IDLE, 2])])
+    assert pool.resident(IDLE)
+    pool.leave(IDLE, pin="a")
+    pool.cache.spill_idle([])
+    assert pool.resident(IDLE)
+    pool.cache.release("a")
+
+    for other in (
+        Pool(num_cells=4000),  # moving never pays
+        Pool(num_cells=4000, move_cost_tokens=4, store_bytes=1000),
+    ):
+        other.leave(IDLE)
+        other.run(DOCUMENT)
+        other.cache.spill_idle([])
+        assert other.resident(IDLE)
+    few = Pool(num_cells=4000, move_cost_tokens=4)
+    few.leave(IDLE[:256])
+    few.run(DOCUMENT)
+    few.cache.spill_idle([])
+    assert few.resident(IDLE[:256])
+
+
+def test_an_early_leave_evicts_no_snapshot() -> None:
+    """The store has room for one of two: the other stays in the pool."""
+    pool = Pool(num_cells=4000, move_cost_tokens=4, store_bytes=2 * 4 * 400 + 600)
+    other = piece("other", 400)
+    pool.leave(IDLE)
+    pool.leave(other)
+    pool.run(DOCUMENT)
+    pool.cache.spill_idle([])
+    assert not pool.resident(IDLE)
+    assert pool.resident(other)
+    assert pool.cache.restore(NAMESPACE, IDLE, len(IDLE), 0)
+
+
+def test_a_hole_is_closed_where_that_pays() -> None:
+    """Moving 100 cells down over a hole of 400 costs as much as attending to it for 4 tokens."""
+    pool = Pool(num_cells=4000, move_cost_tokens=16)
+    pool.leave(IDLE)
+    document = pool.run(DOCUMENT)
+    branch = pool.run([*DOCUMENT, *piece("task", 7)])
+    pool.cache.clear_idle()
+    pool.cache.compact(remaining_tokens=4)
+    assert pool.cache.counters.num_compactions == 0
+    pool.cache.compact(remaining_tokens=17)
+    assert pool.cache.counters.num_compactions == 1
+    pool.cache.check()
+    assert pool.engine.num_tokens(document) == 100
+    assert pool.engine.num_tokens(branch) == 107
+    pool.cache.compact(remaining_tokens=1000)
+    assert pool.cache.counters.num_compactions == 1
+
+
+def test_a_hole_stays_without_a_spare_sequence() -> None:
+    """Moving goes through an empty sequence; where all are in use nothing happens."""
+    pool = Pool(num_cells=4000, move_cost_tokens=1, max_sequences=2)
+    pool.leave(IDLE)
+    pool.run(DOCUMENT)
+    pool.cache.clear_idle()
+    pool.run(piece("b", 20))
+    assert pool.cache.sequences_used == 2
+    pool.cache.compact(remaining_tokens=1000)
+    assert pool.cache.counters.num_compactions == 0
+
+
 def test_clearing_the_idle_spares_the_rest() -> None:
     """Nothing is saved; pinned and running sequences stay."""
     pool = Pool()

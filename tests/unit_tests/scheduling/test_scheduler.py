@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from langchain_swarmkv.errors import (
     RequestCancelledError,
     RequestTimeoutError,
 )
+from langchain_swarmkv.scheduling import prefix_cache
 from langchain_swarmkv.scheduling.request import PrefillProgress, Request, RequestStatus
 from langchain_swarmkv.statistics import PrefixSource
 from tests.unit_tests.scheduling.support import (
@@ -206,6 +208,45 @@ def test_a_short_common_prefix_is_not_waited_for(num_shared: int, waits: bool) -
     assert (other.status is RequestStatus.WAITING) == waits
     bench.run()
     assert_equals_alone(*bench.requests)
+
+
+def test_documents_that_are_idle_make_way_and_come_back() -> None:
+    """Four documents in turn: each computed once, and alone in the pool while it is used."""
+    bench = Bench(num_cells=4000, move_cost_tokens=4)
+    documents = [piece(name, 600) for name in ("A", "B", "C", "D")]
+    for turn in range(3):
+        for document in documents:
+            for task in tasks(2):
+                bench.add([*document, *task, turn + 40], keep_prefix=False)
+            bench.serve(document, 0)
+            bench.run()
+            assert bench.statistics.cells_used <= 600 + prefix_cache.MIN_IDLE_CELLS
+    assert bench.statistics.num_prefill_tokens == 4 * 600 + 3 * 4 * 2 * 21
+    assert bench.statistics.num_spills == 4
+    assert_equals_alone(*bench.requests)
+
+
+def test_a_long_answer_moves_down_when_what_lay_below_has_left() -> None:
+    """A hole below a running request is closed while it runs, and its answer stays right."""
+    bench = Bench(num_cells=4000, move_cost_tokens=4)
+    other = bench.add(piece("other", 600), 3, keep_prefix=False)
+    long = bench.add(piece("long", 300), 200, keep_prefix=False, ignore_eos=True)
+    bench.run()
+    assert bench.statistics.num_compactions == 1
+    assert_equals_alone(other, long)
+
+
+@both_kinds
+def test_no_more_run_at_once_than_is_worth_it(can_cut: bool) -> None:
+    """The rest wait their turn, in order, and nothing is computed twice."""
+    bench = Bench(can_cut=can_cut, max_running=3)
+    branches = [bench.add([*DOCUMENT, *task], keep_prefix=False) for task in tasks(8)]
+    bench.run()
+    assert bench.statistics.peak_running == 3
+    assert_equals_alone(*branches)
+    starts = [branch.admitted_at for branch in branches]
+    assert None not in starts
+    assert bench.statistics.num_prefill_tokens == 2000 + 8 * 20
 
 
 # -- a leader that does not get there --------------------------------------------------------------
@@ -944,8 +985,12 @@ class Scenario(RuleBasedStateMachine):
         can_cut=st.booleans(),
         store_bytes=st.sampled_from([0, 600, 1 << 20]),
         mixed_prefill_tokens=st.sampled_from([1, 16, 128]),
+        max_running=st.sampled_from([None, 1, 3]),
+        move_cost_tokens=st.sampled_from([None, 1]),
     )
     def begin(self, **options: Any) -> None:
+        self.few_cells = mock.patch.object(prefix_cache, "MIN_IDLE_CELLS", 0)
+        self.few_cells.start()
         self.failures: list[BaseException] = []
         self.bench = Bench(on_decode=self._fail, **options)
         self.pins: set[str] = set()
@@ -1038,8 +1083,11 @@ class Scenario(RuleBasedStateMachine):
             assert self.failed_ever
 
     def teardown(self) -> None:
-        if not hasattr(self, "bench"):
-            return
+        if hasattr(self, "bench"):
+            self._end()
+            self.few_cells.stop()
+
+    def _end(self) -> None:
         self.bench.run()
         for request in self.bench.requests:
             self.check_outcome(request)
@@ -1056,7 +1104,7 @@ class Scenario(RuleBasedStateMachine):
             for i in range(limits.max_sequences)
         ]
         self.bench.step()
-        assert self.bench.statistics.num_running == limits.max_sequences
+        assert self.bench.statistics.num_running == min(limits.max_sequences, limits.max_running)
         self.bench.run()
         assert_equals_alone(*many)
 
