@@ -88,6 +88,7 @@ class ChatSwarmKV(BaseChatModel):
     n_gpu_layers: int = 0
     device: str | None = None
     flash_attention: FlashAttention = FlashAttention.AUTO
+    prefill_flash_attention: bool = False
     kv_type_k: KVType = KVType.F16
     kv_type_v: KVType = KVType.F16
     use_mmap: bool = True

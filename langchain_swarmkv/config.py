@@ -73,6 +73,10 @@ class EngineConfig(BaseModel):
     """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded."""
     flash_attention: FlashAttention = FlashAttention.AUTO
     """Which attention kernel to use."""
+    prefill_flash_attention: bool = False
+    """Prefill in a second context, with flash attention, and decode in the first, without it. It
+    pays on CPUs where flash attention prefills faster (`swarmkv doctor` measures that), and costs
+    as much memory again as one sequence of full length."""
     kv_type_k: KVType = KVType.F16
     """Number format of the keys."""
     kv_type_v: KVType = KVType.F16
@@ -110,7 +114,23 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"kv_type_v={self.kv_type_v.value!r} needs flash attention, which is off."
             )
+        if self.prefill_flash_attention:
+            self._check_pair(quantised_v)
         return self
+
+    def _check_pair(self, quantised_v: bool) -> None:
+        if quantised_v or self.flash_attention is FlashAttention.ON:
+            raise ValueError(
+                "prefill_flash_attention is for contexts that decode without flash attention: "
+                "leave flash_attention off, and kv_type_v one of f32, f16 and bf16."
+            )
+        if self.n_gpu_layers:
+            raise ValueError("prefill_flash_attention is for models that run on the CPU alone.")
+        if self.max_sequences == MAX_SEQUENCES:
+            raise ValueError(
+                f"prefill_flash_attention needs a sequence of its own: lower max_sequences to "
+                f"{MAX_SEQUENCES - 1}."
+            )
 
     @property
     def device_name(self) -> str:

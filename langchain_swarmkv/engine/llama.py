@@ -7,6 +7,7 @@ import json
 import math
 import os
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.engine.cells import CellLedger
 from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, ModelFacts, Sampler
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
@@ -21,12 +23,14 @@ from langchain_swarmkv.errors import (
     DecodeFatalError,
     EngineClosedError,
     InvalidBatchError,
+    NoRoomError,
     SequenceError,
     UnsupportedModelError,
 )
 from langchain_swarmkv.native.context import ContextHandle, ContextSettings
 from langchain_swarmkv.native.library import library_version
 from langchain_swarmkv.native.model import ModelHandle
+from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
 
 __all__ = ["LlamaEngine", "available_cores", "weights_digest"]
@@ -56,6 +60,7 @@ class LlamaEngine(Engine):
     def __init__(self, config: EngineConfig) -> None:
         self._model: ModelHandle | None = None
         self._context: ContextHandle | None = None
+        self._ledger: CellLedger | None = None
         self.tokenizer = LlamaTokenizer(config.model_path)
         try:
             self._open(config)
@@ -76,7 +81,13 @@ class LlamaEngine(Engine):
                 path=config.model_path,
             )
         settings = _context_settings(config)
-        self._context = context = ContextHandle(model, settings)
+        if config.prefill_flash_attention:
+            context: ContextHandle = PairedContext(model, settings)
+            # NOTE: neither of the two contexts knows whether the tokens of both fit into one pool.
+            self._ledger = CellLedger(config.n_ctx)
+        else:
+            context = ContextHandle(model, settings)
+        self._context = context
         self._candidates = Candidates(model.n_vocab)
         self._outputs: set[int] = set()
         self.device = config.device_name
@@ -123,8 +134,15 @@ class LlamaEngine(Engine):
         """See `Engine.decode`."""
         self._validate(batch)
         self._outputs = set()
+        if self._ledger is not None and len(batch) > self._ledger.free:
+            raise NoRoomError(
+                f"a batch of {len(batch)} tokens, {self._ledger.free} cells free.", return_code=1
+            )
         self._native.decode(batch.tokens, batch.positions, batch.seq_ids, batch.output_rows)
         self._outputs = set(batch.output_rows)
+        if self._ledger is not None:
+            for seq_id, num_tokens in Counter(batch.seq_ids).items():
+                self._ledger.append(seq_id, num_tokens)
 
     def _validate(self, batch: Batch) -> None:
         if not 0 < len(batch) <= self._native.n_batch:
@@ -184,6 +202,8 @@ class LlamaEngine(Engine):
                 f"{num_tokens} of {length} tokens were asked for."
             )
         self._native.fork(source, target, None if num_tokens == length else num_tokens)
+        if self._ledger is not None:
+            self._ledger.fork(source, target, num_tokens)
 
     def move_down(self, holders: Sequence[int], first: int, end: int, scratch: int) -> None:
         """See `Engine.move_down`."""
@@ -204,6 +224,8 @@ class LlamaEngine(Engine):
         """See `Engine.clear`."""
         self._check_id(seq_id)
         self._native.clear(seq_id)
+        if self._ledger is not None:
+            self._ledger.clear(seq_id)
 
     def num_tokens(self, seq_id: int) -> int:
         """See `Engine.num_tokens`."""
@@ -233,6 +255,8 @@ class LlamaEngine(Engine):
         if not self._native.restore(seq_id, payload) or self.num_tokens(seq_id) != num_tokens:
             self.clear(seq_id)
             raise SequenceError(f"llama.cpp refused a state of {num_tokens} tokens.")
+        if self._ledger is not None:
+            self._ledger.append(seq_id, num_tokens)
 
     def _checked_state(self, state: bytes, num_tokens: int) -> memoryview:
         if len(state) < _STATE_HEADER.size:
@@ -333,7 +357,7 @@ def _identity(config: EngineConfig, settings: ContextSettings) -> str:
     parts = {
         "weights": weights_digest(config.model_path),
         "kv_types": [settings.kv_type_k, settings.kv_type_v],
-        "flash_attention": settings.flash_attention,
+        "flash_attention": [settings.flash_attention, config.prefill_flash_attention],
         "rope": [settings.rope_freq_base, settings.rope_freq_scale],
         "llama_cpp": library_version(),
     }

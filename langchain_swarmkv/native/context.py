@@ -105,6 +105,10 @@ class ContextHandle:
         end = -1 if num_tokens is None else num_tokens
         library().llama_memory_seq_cp(self._memory, source, target, 0 if end >= 0 else -1, end)
 
+    def share(self, source: int, target: int, first: int, end: int) -> None:
+        """Let `target` have the cells of positions [first, end) of `source` too."""
+        library().llama_memory_seq_cp(self._memory, source, target, first, end)
+
     def clear(self, seq_id: int) -> None:
         """Empty a sequence; whole sequences can always be removed (llama.h)."""
         library().llama_memory_seq_rm(self._memory, seq_id, -1, -1)
@@ -114,16 +118,15 @@ class ContextHandle:
 
         False: they could not be restored, and the holders lack them now.
         """
-        llama_cpp = library()
-        llama_cpp.llama_memory_seq_cp(self._memory, holders[0], scratch, first, end)
+        self.share(holders[0], scratch, first, end)
         state = self.save(scratch)
         self.clear(scratch)
         for holder in holders:
-            llama_cpp.llama_memory_seq_rm(self._memory, holder, first, end)
+            library().llama_memory_seq_rm(self._memory, holder, first, end)
         if not self.restore(scratch, memoryview(state)):
             return False
         for holder in holders:
-            llama_cpp.llama_memory_seq_cp(self._memory, scratch, holder, first, end)
+            self.share(scratch, holder, first, end)
         self.clear(scratch)
         return True
 

@@ -68,6 +68,7 @@ class SamplerChain:
         llama_cpp = library()
         self.seed = params.seed if params.seed is not None else secrets.randbits(31)
         self._has_grammar = params.grammar is not None
+        self._is_greedy = _is_greedy(params)
         self._pointer: Any = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
         )
@@ -86,9 +87,7 @@ class SamplerChain:
         if params.logit_bias:
             yield _logit_bias(model, params.logit_bias)
         window = params.penalty_window_tokens
-        if window and (
-            params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty
-        ):
+        if window and _has_penalties(params):
             penalties = llama_cpp.llama_sampler_init_penalties(
                 model.n_vocab,
                 window,
@@ -123,11 +122,14 @@ class SamplerChain:
         """
         llama_cpp = library()
         logits = context.logits(row)
-        if not np.isfinite(logits.max()):  # samplers sort, and NaN has no place in an order
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):  # samplers sort, and NaN has no place in an order
             raise ModelError(
                 "The model's logits are not numbers: its weights are damaged, or the RoPE settings "
                 "or the KV type do not suit it."
             )
+        if self._is_greedy:
+            return best  # as the chain would, which has no state to keep
         candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._pointer, candidates.reference)
         chosen = candidates.selected()
@@ -149,6 +151,15 @@ class SamplerChain:
         pointer, self._pointer = self._pointer, None
         if pointer:
             library().llama_sampler_free(pointer)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(params.repeat_penalty != 1 or params.frequency_penalty or params.presence_penalty)
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    """Whether the chain does nothing but take the likeliest token."""
+    return not (params.temperature or params.logit_bias or params.grammar or _has_penalties(params))
 
 
 def _logit_bias(model: ModelHandle, bias: dict[int, float]) -> Any:

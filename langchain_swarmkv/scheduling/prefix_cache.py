@@ -9,8 +9,8 @@ A sequence id is in one of three states:
 
 Only unpinned residents are ever evicted. A resident worth keeping is saved to the host's store
 first, if its tokens are not also held by another sequence. That happens when room is needed, and
-sooner on CPUs (`spill_idle`): every token attends over all cells up to the highest used one, so what
-is idle slows down what runs.
+on CPUs sooner (`spill_idle`): every token attends over all cells up to the highest used one, so
+what is idle slows down what runs.
 """
 
 from __future__ import annotations

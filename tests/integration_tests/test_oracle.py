@@ -183,6 +183,19 @@ def test_branches_on_f16_smollm2_equal_the_oracle(
     _check_smollm2(smollm2_f16, flash_attention, lengths, tolerance=0.1)
 
 
+def test_branches_of_a_document_from_the_prefill_context_equal_the_oracle(
+    smollm2_f16: Path,
+) -> None:
+    """Prefilled with flash attention and decoded without it; the two differ by up to 0.1 here."""
+    _check_smollm2(
+        smollm2_f16,
+        FlashAttention.OFF,
+        SUFFIX_LENGTHS[::4],
+        tolerance=0.2,
+        prefill_flash_attention=True,
+    )
+
+
 def test_branches_on_shipped_smollm2_equal_the_oracle(smollm2: Path) -> None:
     """On the quantised weights that the demo uses, as far as their rounding allows."""
     _check_smollm2(smollm2, FlashAttention.OFF, SUFFIX_LENGTHS[::3], tolerance=1.5)
@@ -203,9 +216,19 @@ def _starts(words: Sequence[int]) -> list[int]:
 
 
 def _check_smollm2(
-    path: Path, flash_attention: FlashAttention, lengths: Sequence[int], *, tolerance: float
+    path: Path,
+    flash_attention: FlashAttention,
+    lengths: Sequence[int],
+    *,
+    tolerance: float,
+    prefill_flash_attention: bool = False,
 ) -> None:
-    config = EngineConfig(model_path=path, n_ctx=4096, flash_attention=flash_attention)
+    config = EngineConfig(
+        model_path=path,
+        n_ctx=4096,
+        flash_attention=flash_attention,
+        prefill_flash_attention=prefill_flash_attention,
+    )
     with SwarmEngine(config) as engine:
         words = engine.tokenizer.encode(TEXT * 8)
         document = words[:250]

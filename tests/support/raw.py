@@ -91,6 +91,7 @@ class RawContext:
         n_seq_max: Sequences.
         flash_attention: The attention kernel.
         kv_type: Of the cache, as llama_cpp numbers them.
+        kv_type_v: Of V, if another one than that of K.
         n_threads: For prefill and decode alike. More than one pays for real models only, on an idle
             machine: llama.cpp's threads wait for each other by spinning.
     """
@@ -103,6 +104,7 @@ class RawContext:
         n_seq_max: int = 1,
         flash_attention: bool = False,
         kv_type: int = llama_cpp.GGML_TYPE_F16,
+        kv_type_v: int | None = None,
         n_threads: int = 1,
     ) -> None:
         params = llama_cpp.llama_context_default_params()
@@ -111,7 +113,8 @@ class RawContext:
         params.n_seq_max = n_seq_max
         params.kv_unified = True
         params.n_threads = params.n_threads_batch = n_threads
-        params.type_k = params.type_v = kv_type
+        params.type_k = kv_type
+        params.type_v = kv_type if kv_type_v is None else kv_type_v
         params.flash_attn_type = (
             llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
             if flash_attention
@@ -175,7 +178,11 @@ class RawContext:
 
     def fork(self, source: int, target: int, num_tokens: int = -1) -> None:
         """Share the first `num_tokens` cells of `source`, or all, with an empty sequence."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, num_tokens)
+        self.share(source, target, 0, num_tokens)
+
+    def share(self, source: int, target: int, first: int, end: int) -> None:
+        """Add the cells of `source` at positions [first, end) to `target`; -1: all that follow."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, first, end)
 
     def clear(self, seq_id: int) -> None:
         """Empty a sequence."""

@@ -16,7 +16,7 @@ from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, Sampl
 from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
-from langchain_swarmkv.errors import GrammarError
+from langchain_swarmkv.errors import GrammarError, NoRoomError, UnsupportedModelError
 from tests.support.oracle import Oracle
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
 from tests.unit_tests.engine.engine_contract import (
@@ -71,6 +71,86 @@ class TestLlamaEngine(EngineContract):
         engine = FakeEngine()
         append(engine, 0, DOCUMENT[:10])
         return engine.save(0)
+
+
+class TestLlamaEngineWithTwoContexts(EngineContract):
+    """Long chunks prefilled with flash attention in a context of their own."""
+
+    tolerance = 0.08
+    """Flash attention rounds to F16."""
+
+    @pytest.fixture(params=ATTENTION_ARCHITECTURES)
+    def open_engine(self, request: pytest.FixtureRequest, tiny_gguf: TinyGguf) -> OpenEngine:
+        path = tiny_gguf(request.param)
+
+        def open_llama(
+            *, num_cells: int = 512, max_sequences: int = 8, max_batch_tokens: int = 64
+        ) -> LlamaEngine:
+            return LlamaEngine(
+                tiny_config(
+                    path,
+                    n_ctx=num_cells,
+                    n_batch=max_batch_tokens,
+                    max_sequences=max_sequences,
+                    prefill_flash_attention=True,
+                )
+            )
+
+        return open_llama
+
+    foreign_state = staticmethod(TestLlamaEngine.foreign_state)
+
+
+def test_long_chunks_are_prefilled_apart(tiny_llama: Path) -> None:
+    """Exactly as the kernels round: what flash attention computes differs, and then is forked.
+
+    The first chunk is long, the second continues behind a prefix that two sequences share.
+    """
+    paired = LlamaEngine(tiny_config(tiny_llama, prefill_flash_attention=True))
+    plain = LlamaEngine(tiny_config(tiny_llama))
+    flash = LlamaEngine(tiny_config(tiny_llama, flash_attention=FlashAttention.ON))
+    engines = paired, plain, flash
+    of_paired, of_plain, of_flash = (append(engine, 0, DOCUMENT[:64]) for engine in engines)
+    assert np.array_equal(of_paired, of_flash)
+    assert not np.array_equal(of_paired, of_plain)
+    for engine in engines:
+        engine.fork(0, 1, 64)
+        append(engine, 0, DOCUMENT[64:70])
+    of_paired, of_plain, of_flash = (append(engine, 1, DOCUMENT[80:144]) for engine in engines)
+    assert np.abs(of_paired - of_flash).max() < 0.001
+    assert not np.array_equal(of_paired, of_plain)
+    for engine in engines:
+        assert engine.num_tokens(1) == 128
+        engine.close()
+
+
+def test_two_contexts_share_a_pool_without_losing_a_cell(tiny_llama: Path) -> None:
+    """Several long prompts at once: as many as fit are prefilled apart, and all fit in the end."""
+    engine = LlamaEngine(
+        tiny_config(tiny_llama, n_ctx=768, n_batch=256, prefill_flash_attention=True)
+    )
+    for turn in range(6):
+        batch = Batch()
+        for seq_id in range(4):
+            batch.add(seq_id, DOCUMENT[seq_id : seq_id + 64], 64 * (turn % 3), want_logits=False)
+        engine.decode(batch)
+        if turn % 3 == 2:
+            assert [engine.num_tokens(seq_id) for seq_id in range(4)] == [192] * 4
+            with pytest.raises(NoRoomError):
+                append(engine, 4, [65])
+            for seq_id in range(4):
+                engine.clear(seq_id)
+    engine.close()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "mamba", "jamba"])
+def test_caches_that_cannot_be_rewritten_are_refused(
+    tiny_gguf: TinyGguf, architecture: str
+) -> None:
+    """With the reason, when the engine opens."""
+    config = tiny_config(tiny_gguf(architecture), prefill_flash_attention=True)
+    with pytest.raises(UnsupportedModelError, match="prefill_flash_attention"):
+        LlamaEngine(config)
 
 
 @pytest.fixture
