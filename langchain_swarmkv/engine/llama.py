@@ -241,12 +241,13 @@ class LlamaEngine(Engine):
     def save(self, seq_id: int) -> bytes:
         """See `Engine.save`."""
         num_tokens = self.num_tokens(seq_id)
-        state = self._native.save(seq_id)
+        saved = self._native.save(seq_id, skip_bytes=_STATE_HEADER.size)
+        state = saved[_STATE_HEADER.size :]
         identity = bytes.fromhex(self.facts.identity)
-        header = _STATE_HEADER.pack(
-            _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
+        _STATE_HEADER.pack_into(
+            saved, 0, _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
         )
-        return header + state
+        return saved.tobytes()
 
     def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
         """See `Engine.restore`. All bytes are checked before llama.cpp sees one: it has asserts."""
@@ -299,7 +300,7 @@ class _LlamaSampler(Sampler):
         self._chain.close()
 
 
-def _checksum(state: bytes | memoryview) -> bytes:
+def _checksum(state: memoryview) -> bytes:
     """SHA-256 over the sums of the 64-bit words that share a column of 32 KiB wide rows.
 
     It takes a quarter of the time of a digest of all bytes, and what damages files or buffers does

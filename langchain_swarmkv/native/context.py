@@ -123,7 +123,7 @@ class ContextHandle:
         self.clear(scratch)
         for holder in holders:
             library().llama_memory_seq_rm(self._memory, holder, first, end)
-        if not self.restore(scratch, memoryview(state)):
+        if not self.restore(scratch, state):
             return False
         for holder in holders:
             self.share(scratch, holder, first, end)
@@ -134,18 +134,15 @@ class ContextHandle:
         """Bytes that `save` will return."""
         return int(library().llama_state_seq_get_size(self.pointer, seq_id))
 
-    def save(self, seq_id: int) -> bytes:
-        """The sequence's state."""
+    def save(self, seq_id: int, *, skip_bytes: int = 0) -> memoryview:
+        """The sequence's state, after so many bytes for the caller's own use."""
         size = self.state_size(seq_id)
-        buffer = np.empty(size, dtype=np.uint8)
-        written = int(
-            library().llama_state_seq_get_data(
-                self.pointer, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, seq_id
-            )
-        )
-        return buffer[:written].tobytes()
+        buffer = np.empty(skip_bytes + size, dtype=np.uint8)
+        pointer = buffer[skip_bytes:].ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = int(library().llama_state_seq_get_data(self.pointer, pointer, size, seq_id))
+        return buffer[: skip_bytes + written].data
 
-    def restore(self, seq_id: int, state: memoryview) -> bool:
+    def restore(self, seq_id: int, state: bytes | memoryview) -> bool:
         """Fill an empty sequence from `save`'s bytes; False: refused, and nothing is left of it."""
         data = np.frombuffer(state, dtype=np.uint8)
         pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -142,7 +142,7 @@ class PairedContext(ContextHandle):
         if not super().num_tokens(seq_id):
             return
         state = SequenceState.parse(super().save(seq_id)).rewrite(transposed=False)
-        if not self._prefiller.restore(seq_id, memoryview(state)):
+        if not self._prefiller.restore(seq_id, state):
             raise SequenceError(f"the prefill context refused the prefix of sequence {seq_id}.")
 
     def _bring_over(self, seq_id: int) -> None:
@@ -154,7 +154,7 @@ class PairedContext(ContextHandle):
         state = SequenceState.parse(self._prefiller.save(seq_id))
         self._prefiller.clear(seq_id)
         missing = state.rewrite(transposed=True, first=first)
-        if not super().restore(self._scratch, memoryview(missing)):
+        if not super().restore(self._scratch, missing):
             raise DecodeFatalError(
                 f"llama.cpp did not take {num_tokens - first} cells of sequence {seq_id} from the "
                 "prefill context.",
@@ -196,10 +196,10 @@ class PairedContext(ContextHandle):
         self._bring_over(seq_id)
         return super().state_size(seq_id)
 
-    def save(self, seq_id: int) -> bytes:
+    def save(self, seq_id: int, *, skip_bytes: int = 0) -> memoryview:
         """See `ContextHandle.save`."""
         self._bring_over(seq_id)
-        return super().save(seq_id)
+        return super().save(seq_id, skip_bytes=skip_bytes)
 
     def close(self) -> None:
         """Free both; harmless twice."""

@@ -146,6 +146,29 @@ def test_branches_of_a_restored_document_equal_the_oracle(
         tiny_judge.check(prompt, result)
 
 
+def test_branches_beside_documents_that_are_idle_equal_the_oracle(
+    tiny_models: Path, tiny_judge: _Judge
+) -> None:
+    """What is idle leaves, the running document moves down into the hole, and all come back."""
+    documents = [_tokens(seed, 500) for seed in (11, 12, 13)]
+    answered: list[tuple[list[int], RequestResult]] = []
+    with SwarmEngine(_tiny_config(tiny_models)) as engine:
+        for document in documents:
+            engine.submit(document, SamplingParams(max_tokens=0)).result()
+        for document in (documents[2], documents[0], documents[1]):
+            prompts = [[*document, 33 + branch, *_tokens(branch, 20)] for branch in range(4)]
+            answered += zip(prompts, _fan_out(engine, prompts), strict=True)
+            engine.check()
+        statistics = engine.statistics()
+        can_cut = engine.limits.can_cut
+    assert statistics.num_spills >= 3
+    assert statistics.num_restores >= 2
+    assert (statistics.num_compactions > 0) == can_cut
+    assert statistics.num_prefill_tokens == 3 * (500 + 4 * 21)
+    for prompt, result in answered:
+        tiny_judge.check(prompt, result)
+
+
 def test_a_conversation_equals_the_oracle(tiny_models: Path, tiny_judge: _Judge) -> None:
     """Each turn continues the sequence that the turn before left behind."""
     prompt = _tokens(6, 100)
