@@ -11,7 +11,6 @@ the last line ends with the ratio of the medians.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -21,8 +20,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import llama_cpp
-import numpy as np
+from fanout.contenders.floor import FloorLoop
+from fanout.machine import processor
+from fanout.native import Model
 
 from langchain_swarmkv import EngineConfig, FlashAttention, SamplingParams, SwarmEngine
 
@@ -41,9 +41,16 @@ def main() -> None:
     )
     with SwarmEngine(config) as engine:
         document, tasks = _prompts(engine, arguments)
-        floor = Floor(config, document, tasks, arguments.max_tokens)
+        model = Model(arguments.model)
+        floor = FloorLoop(
+            model,
+            n_ctx=config.n_ctx,
+            wave=arguments.branches,
+            n_threads=arguments.threads,
+            flash_attention=arguments.flash_attention,
+        )
         runs: dict[str, Callable[[], list[list[int]]]] = {
-            "floor": floor.run,
+            "floor": lambda: floor.run(document, tasks, arguments.max_tokens).outputs,
             "engine": lambda: _run_engine(engine, document, tasks, arguments.max_tokens),
         }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -57,6 +64,7 @@ def main() -> None:
                     seconds[name].append(elapsed)
                 print(f"round {number}  {name:<7} {elapsed:8.3f} s", flush=True)
         floor.close()
+        model.close()
     _report(arguments, seconds, outputs)
 
 
@@ -103,89 +111,6 @@ def _run_engine(
     return [list(handle.result().token_ids) for handle in handles]
 
 
-class Floor:
-    """The same work with nothing around it: one context, one batch struct, greedy sampling."""
-
-    def __init__(
-        self, config: EngineConfig, document: list[int], tasks: list[list[int]], max_tokens: int
-    ) -> None:
-        self._document, self._tasks, self._max_tokens = document, tasks, max_tokens
-        model_params = llama_cpp.llama_model_default_params()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(config.model_path).encode(), model_params
-        )
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = config.n_ctx
-        params.n_batch = params.n_ubatch = config.n_batch
-        params.n_seq_max = config.max_sequences
-        params.n_threads = params.n_threads_batch = config.n_threads
-        params.kv_unified = True
-        params.no_perf = True
-        params.flash_attn_type = int(config.flash_attention is FlashAttention.ON)
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self._n_batch = config.n_batch
-        self._batch = llama_cpp.llama_batch_init(config.n_batch, 0, 1)
-        self._sampler = llama_cpp.llama_sampler_init_greedy()
-
-    def run(self) -> list[list[int]]:
-        """Prefill, fork, prefill the tasks, decode; returns each branch's tokens."""
-        llama_cpp.llama_memory_clear(self._memory, False)
-        for start in range(0, len(self._document), self._n_batch):
-            chunk = self._document[start : start + self._n_batch]
-            self._decode([(0, start + i, token, False) for i, token in enumerate(chunk)])
-        branches = range(1, len(self._tasks) + 1)
-        for branch in branches:
-            llama_cpp.llama_memory_seq_cp(self._memory, 0, branch, 0, len(self._document))
-        rows = self._prefill_tasks()
-        outputs: list[list[int]] = [[] for _ in branches]
-        for step in range(self._max_tokens):
-            for output, row in zip(outputs, rows, strict=True):
-                output.append(llama_cpp.llama_sampler_sample(self._sampler, self._context, row))
-            if step + 1 < self._max_tokens:
-                self._decode(
-                    [
-                        (branch, len(self._document) + len(task) + step, output[-1], True)
-                        for branch, task, output in zip(branches, self._tasks, outputs, strict=True)
-                    ]
-                )
-                rows = list(range(len(self._tasks)))
-        return outputs
-
-    def _prefill_tasks(self) -> list[int]:
-        items = []
-        rows = []
-        for branch, task in enumerate(self._tasks, start=1):
-            start = len(self._document)
-            items += [(branch, start + i, token, False) for i, token in enumerate(task)]
-            items[-1] = (*items[-1][:3], True)
-            rows.append(len(items) - 1)
-        if len(items) > self._n_batch:
-            raise SystemExit("the tasks do not fit one batch; use fewer branches")
-        self._decode(items)
-        return rows
-
-    def _decode(self, items: list[tuple[int, int, int, bool]]) -> None:
-        batch = self._batch
-        batch.n_tokens = len(items)
-        for i, (seq_id, position, token, wants_logits) in enumerate(items):
-            batch.token[i] = token
-            batch.pos[i] = position
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = seq_id
-            batch.logits[i] = wants_logits
-        code = llama_cpp.llama_decode(self._context, batch)
-        if code:
-            raise SystemExit(f"llama_decode returned {code}")
-
-    def close(self) -> None:
-        """Free everything."""
-        llama_cpp.llama_sampler_free(self._sampler)
-        llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_free(self._context)
-        llama_cpp.llama_model_free(self._model)
-
-
 def _report(
     arguments: argparse.Namespace,
     seconds: dict[str, list[float]],
@@ -207,7 +132,7 @@ def _report(
         "ratio": ratio,
         "branches_with_equal_tokens": same,
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "system": platform.platform(),
         },
@@ -228,22 +153,5 @@ def _report(
     print(f"engine / floor, medians of {arguments.repeat}: {ratio:.3f}")
 
 
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
-@llama_cpp.llama_log_callback
-def _quiet(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    pass
-
-
 if __name__ == "__main__":
-    np.seterr(all="raise")
-    llama_cpp.llama_log_set(_quiet, ctypes.c_void_p(0))
     main()

@@ -26,6 +26,13 @@ class Document(_Frozen):
     """What each branch is asked, as text: for contenders that render the prompt themselves."""
     prompts: tuple[tuple[int, ...], ...]
     """The whole prompt of each branch, `prefix` included, with the model's own template."""
+    num_tokens: int = 0
+    """Tokens of the text alone, for the report."""
+
+    @property
+    def rests(self) -> list[tuple[int, ...]]:
+        """What follows `prefix` in each prompt."""
+        return [prompt[len(self.prefix) :] for prompt in self.prompts]
 
 
 class Case(_Frozen):
@@ -48,6 +55,18 @@ class Case(_Frozen):
         return sum(len(document.prompts) for document in self.documents)
 
     @property
+    def num_shared_tokens(self) -> int:
+        """Prompt tokens if each document is computed once."""
+        return sum(
+            len(document.prefix) + sum(map(len, document.rests)) for document in self.documents
+        )
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens of the longest branch, its output included."""
+        return self.max_tokens + max(len(p) for doc in self.documents for p in doc.prompts)
+
+    @property
     def interleaved(self) -> list[tuple[int, int]]:
         """(document, branch) in the order of submission: the first branch of each document, ..."""
         most = max(len(document.prompts) for document in self.documents)
@@ -66,3 +85,13 @@ class Case(_Frozen):
             + sum(len(p) - len(document.prefix) + self.max_tokens for p in document.prompts)
             for document in (*self.documents, *self.cached)
         )
+
+    def with_branches(self, most: int) -> Case:
+        """The same with at most that many branches of each document."""
+        documents = tuple(
+            document.model_copy(
+                update={"tasks": document.tasks[:most], "prompts": document.prompts[:most]}
+            )
+            for document in self.documents
+        )
+        return self.model_copy(update={"documents": documents})

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.fanout.case import Case
+from .case import Case
 
 __all__ = ["Contender", "Outcome", "Settings"]
 
 Settings = dict[str, Any]
-"""Names and plain values, printed in the report: threads, flash attention, context size, ..."""
+"""Names and plain values, printed in the report.
+
+`threads` is always given, `gpu_layers` where it is not 0; a candidate adds flash attention, wave
+size, ...
+"""
 
 
 @dataclass
@@ -41,6 +45,11 @@ class Contender(ABC):
     """
 
     name: ClassVar[str]
+    tuning_branches: ClassVar[int | None] = 4
+    """Branches of each document that are enough to compare candidates; None: it takes all."""
+    masks_end: ClassVar[bool] = False
+    """Whether it takes the next best token where the text would end, since its interface cannot go
+    on after an end; the others write the end and go on. For the oracle."""
     uses_flash_attention: bool
     """Which kernel decodes, for the oracle; set by `open` at the latest."""
 

@@ -14,12 +14,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from langchain_swarmkv.cli.bench_command import bench_app
 from langchain_swarmkv.cli.demo_command import demo
+from langchain_swarmkv.cli.doctor_command import doctor
+from langchain_swarmkv.cli.optimize_command import optimize
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.command()(demo)
+app.add_typer(bench_app, name="bench")
+app.command()(doctor)
+app.command()(optimize)
 
 
 def main() -> None:

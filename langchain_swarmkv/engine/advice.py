@@ -12,6 +12,7 @@ __all__ = ["Advice", "TypeRates", "advise"]
 
 _WORTH_A_SETTING = 1.05
 _WORTH_A_CONVERSION = 1.15
+_WORTH_A_CONTEXT = 1.1
 _SUGGESTED_TYPES = ("q8_0", "q4_0")
 
 
@@ -40,6 +41,7 @@ class Advice:
     """Settings for `EngineConfig`, and why."""
 
     flash_attention: FlashAttention
+    prefill_flash_attention: bool
     n_threads: int
     max_running: int
     weight_type: str | None
@@ -48,7 +50,12 @@ class Advice:
 
 
 def advise(
-    rates: tuple[TypeRates, ...], *, file_type: int, n_threads: int, num_branches_that_fit: int
+    rates: tuple[TypeRates, ...],
+    *,
+    file_type: int,
+    n_threads: int,
+    num_branches_that_fit: int,
+    can_pair_kernels: bool,
 ) -> Advice:
     """Choose.
 
@@ -57,17 +64,29 @@ def advise(
         file_type: Of the file as it is.
         n_threads: With which all was measured.
         num_branches_that_fit: In the context asked about, beside the document that was measured.
+        can_pair_kernels: Whether prefill and decode may use one kernel each.
     """
     own = rates[0]
+    decodes_plain = own.best is own.plain
     weight_type, type_reasons = _weight_type(rates, file_type)
     max_running = min(_useful_branches(own.best), max(num_branches_that_fit, 1))
     return Advice(
-        flash_attention=FlashAttention.ON if own.best is own.flash else FlashAttention.OFF,
+        flash_attention=FlashAttention.OFF if decodes_plain else FlashAttention.ON,
+        prefill_flash_attention=can_pair_kernels
+        and decodes_plain
+        and _prefill_gain(own) >= _WORTH_A_CONTEXT,
         n_threads=n_threads,
         max_running=max_running,
         weight_type=weight_type,
         reasons=(*_kernel_reasons(own), _branches_reason(own.best), *type_reasons),
     )
+
+
+def _prefill_gain(own: TypeRates) -> float:
+    """Of flash attention over plain; 0 where there is none."""
+    if own.flash is None:
+        return 0.0
+    return own.flash.prefill_tokens_per_second / own.plain.prefill_tokens_per_second
 
 
 def _kernel_reasons(own: TypeRates) -> list[str]:
@@ -76,12 +95,7 @@ def _kernel_reasons(own: TypeRates) -> list[str]:
     plain, flash = own.plain, own.flash
     num_branches = plain.decode[-1].num_branches
     return [
-        "Prefill: "
-        + _compared(
-            "flash attention",
-            "plain attention",
-            flash.prefill_tokens_per_second / plain.prefill_tokens_per_second,
-        ),
+        "Prefill: " + _compared("flash attention", "plain attention", _prefill_gain(own)),
         f"Decode of {num_branches} branches: "
         + _compared(
             "flash attention",

@@ -128,6 +128,7 @@ def diagnose(
             file_type=model.file_type,
             n_threads=examination.n_threads,
             num_branches_that_fit=num_branches_that_fit,
+            can_pair_kernels=model.can_cut and config.n_gpu_layers == 0,
         ),
         warnings=tuple(examination.warnings),
         seconds=time.perf_counter() - started,

@@ -121,6 +121,28 @@ class ModelHandle:
         )
 
     @property
+    def num_parameters(self) -> int:
+        """Weights of all tensors; 0 if only the vocabulary is loaded."""
+        return int(library().llama_model_n_params(self.pointer))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model; 0 if only the vocabulary is loaded."""
+        return int(library().llama_model_n_layer(self.pointer))
+
+    @property
+    def weights_bytes(self) -> int:
+        """Size of all tensors; 0 if only the vocabulary is loaded."""
+        return int(library().llama_model_size(self.pointer))
+
+    @property
+    def file_type(self) -> int:
+        """How most weights are stored, of `enum llama_ftype`; guessed if the file does not say."""
+        llama_cpp = library()
+        guessed = int(llama_cpp.LLAMA_FTYPE_GUESSED)
+        return int(llama_cpp.llama_model_ftype(self.pointer)) & ~guessed
+
+    @property
     def is_decoder(self) -> bool:
         """Whether the model generates text by decoding alone."""
         llama_cpp = library()

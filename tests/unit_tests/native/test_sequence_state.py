@@ -439,11 +439,22 @@ def test_the_header_of_a_transposed_v_is_checked(field: int, value: int) -> None
         SequenceState.parse(damaged)
 
 
-def test_rows_hold_whole_values(tiny_llama: Path) -> None:
+ONE_CELL = struct.pack("<IiIIiIi", 0xAF143CD8, 0, 1, 1, 0, 1, 0)
+
+
+def test_rows_hold_whole_values() -> None:
     """A row of five bytes is none of F16 values."""
-    data = struct.pack("<IiIIiIiIIiQ", 0xAF143CD8, 0, 1, 1, 0, 1, 0, 0, 1, F16, 5) + bytes(5)
+    data = ONE_CELL + struct.pack("<IIiQ", 0, 1, F16, 5) + bytes(5)
     with pytest.raises(SequenceError, match="rows of 5 bytes"):
         SequenceState.parse(data)
+
+
+def test_a_v_without_elements_is_refused() -> None:
+    """Though its size would fit."""
+    data = ONE_CELL + struct.pack("<IIiQ", 1, 1, F16, 2) + bytes(2)
+    SequenceState.parse(data + struct.pack("<iII", F16, 2, 1) + bytes(2))
+    with pytest.raises(SequenceError, match="0 elements"):
+        SequenceState.parse(data + struct.pack("<iII", F16, 2, 0))
 
 
 def read_and_rewrite(data: bytes) -> None:
