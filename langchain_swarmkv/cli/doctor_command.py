@@ -21,8 +21,8 @@ from langchain_swarmkv.cli.console import (
 )
 from langchain_swarmkv.cli.doctor_report import print_diagnosis
 from langchain_swarmkv.config import EngineConfig
-from langchain_swarmkv.engine.diagnosis import Diagnosis, diagnose
-from langchain_swarmkv.engine.rates import Phase
+from langchain_swarmkv.doctor.diagnosis import Diagnosis, diagnose
+from langchain_swarmkv.doctor.rates import Phase
 from langchain_swarmkv.native.model import check_gguf
 
 __all__ = ["doctor"]

@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from langchain_swarmkv.engine.advice import TypeRates
-from langchain_swarmkv.engine.diagnosis import Diagnosis
-from langchain_swarmkv.engine.rates import NUM_BRANCHES, Rates
+from langchain_swarmkv.doctor.advice import TypeRates
+from langchain_swarmkv.doctor.diagnosis import Diagnosis
+from langchain_swarmkv.doctor.rates import NUM_BRANCHES, Rates
 
 __all__ = ["print_diagnosis"]
 

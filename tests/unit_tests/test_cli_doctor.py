@@ -15,8 +15,8 @@ from rich.console import Console
 from langchain_swarmkv.cli import doctor_command
 from langchain_swarmkv.cli.doctor_report import print_diagnosis
 from langchain_swarmkv.config import EngineConfig
-from langchain_swarmkv.engine import diagnosis as diagnosis_module
-from langchain_swarmkv.engine.diagnosis import Diagnosis, diagnose
+from langchain_swarmkv.doctor import diagnosis as diagnosis_module
+from langchain_swarmkv.doctor.diagnosis import Diagnosis, diagnose
 from tests.unit_tests.test_cli import assert_refused, swarmkv, swarmkv_process
 
 

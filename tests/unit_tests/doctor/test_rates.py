@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention
-from langchain_swarmkv.engine import rates as rates_module
+from langchain_swarmkv.doctor import rates as rates_module
+from langchain_swarmkv.doctor.rates import affordable_document, cells_needed, measure_rates
 from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.engine.llama import LlamaEngine
-from langchain_swarmkv.engine.rates import affordable_document, cells_needed, measure_rates
 from langchain_swarmkv.errors import DecodeFatalError
 from tests.support.tiny_gguf import ARCHITECTURES
 

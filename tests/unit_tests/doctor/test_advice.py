@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from langchain_swarmkv.config import FlashAttention
-from langchain_swarmkv.engine.advice import Advice, TypeRates, advise
-from langchain_swarmkv.engine.rates import DecodeRate, Rates
+from langchain_swarmkv.doctor.advice import Advice, TypeRates, advise
+from langchain_swarmkv.doctor.rates import DecodeRate, Rates
 
 Q4_1, Q8_0, F16 = 3, 7, 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from langchain_swarmkv.config import FlashAttention
-from langchain_swarmkv.engine.rates import Rates
+from langchain_swarmkv.doctor.rates import Rates
 from langchain_swarmkv.native.weight_types import file_type_name, has_fast_kernels
 
 __all__ = ["Advice", "TypeRates", "advise"]

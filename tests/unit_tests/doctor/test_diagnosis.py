@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from langchain_swarmkv.config import EngineConfig
-from langchain_swarmkv.engine import diagnosis as diagnosis_module
-from langchain_swarmkv.engine.diagnosis import Diagnosis, diagnose
+from langchain_swarmkv.doctor import diagnosis as diagnosis_module
+from langchain_swarmkv.doctor.diagnosis import Diagnosis, diagnose
 from langchain_swarmkv.errors import ConfigurationError
 
 

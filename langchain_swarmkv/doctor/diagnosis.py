@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention
-from langchain_swarmkv.engine.advice import Advice, TypeRates, advise
-from langchain_swarmkv.engine.capacity import Capacity, branches_that_fit, capacities
-from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
-from langchain_swarmkv.engine.rates import (
+from langchain_swarmkv.doctor.advice import Advice, TypeRates, advise
+from langchain_swarmkv.doctor.capacity import Capacity, branches_that_fit, capacities
+from langchain_swarmkv.doctor.rates import (
     NUM_BRANCHES,
     Rates,
     affordable_document,
     cells_needed,
     measure_rates,
 )
+from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
 from langchain_swarmkv.errors import ModelLoadError, SwarmKVError
 from langchain_swarmkv.native.build_facts import BuildFacts, read_build_facts
 from langchain_swarmkv.native.file_facts import FileFacts, read_file_facts

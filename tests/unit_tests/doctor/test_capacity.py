@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_swarmkv.engine.capacity import branches_that_fit, capacities
+from langchain_swarmkv.doctor.capacity import branches_that_fit, capacities
 from langchain_swarmkv.graph.budget_report import AnalystBudget, PoolBudget, Verdict
 
 
