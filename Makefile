@@ -8,12 +8,12 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
-MYPY  := $(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis
+MYPY  := $(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis -p benchmarks.fanout
 
 # Without ninja, CMake falls back to make, which compiles one file at a time unless told.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
-.PHONY: help demo install test test-unit format lint type bench-floor
+.PHONY: help demo install test test-unit format lint type bench bench-floor
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -49,6 +49,9 @@ lint: $(VENV)/.installed-dev  ## Check style, types and the direction of imports
 
 type: $(VENV)/.installed-dev  ## Check types (mypy strict)
 	$(MYPY)
+
+bench: $(VENV)/.installed-dev  ## Fan-out against its peers (ARGS='--workload W2 --plot out'; alone on the machine)
+	$(BIN)/swarmkv bench fanout $(ARGS)
 
 bench-floor: $(VENV)/.installed-dev  ## Engine against a bare llama_decode loop (run it alone on the machine)
 	$(BIN)/python benchmarks/floor.py

@@ -39,6 +39,7 @@ class Bench:
         self.threads = len(os.sched_getaffinity(0))
 
     def context(self, **settings: Any) -> Context:
+        """A context of the usual settings but these."""
         defaults = {"n_threads": self.threads, "flash_attention": False, "n_seq_max": 80}
         return Context(self.model, N_CTX, **{**defaults, **settings})
 
@@ -155,7 +156,7 @@ def measure_waves(bench: Bench) -> dict[str, Any]:
 
 
 def measure_idle(bench: Bench) -> dict[str, Any]:
-    """A step of 8 branches behind 1,000 tokens, with 3,000 idle ones below, and what moving costs."""
+    """Eight branches behind 1,000 tokens, with 3,000 idle ones below; and what moving costs."""
     found: dict[str, Any] = {}
     document = bench.document[:1000]
     for idle in (0, 3000):

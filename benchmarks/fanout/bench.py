@@ -19,7 +19,7 @@ from .contender import Settings
 from .contenders import CONTENDERS, DEFAULT_CONTENDERS, load_contender
 from .machine import core_count, machine, versions
 from .process import WorkerError, WorkerProcess
-from .report import case_result, is_right, print_case
+from .report import case_result, is_judged, is_right, print_case
 from .runner import ContenderRun, Plan, run_rounds
 from .tune import best_settings
 from .workloads import Sizes, build_cases
@@ -97,7 +97,7 @@ def _sizes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def is_good(result: dict[str, Any]) -> bool:
     """Whether every contender of every case came to its end with answers that the oracle shares."""
     return all(
-        "error" not in case["oracle"] and all(map(is_right, case["contenders"]))
+        is_judged(case["oracle"]) and all(map(is_right, case["contenders"]))
         for case in result["cases"]
     )
 

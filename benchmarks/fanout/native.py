@@ -6,7 +6,7 @@ No code of the package is used, so that what is judged and timed here shares no 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +106,7 @@ class Context:
         n_threads: for prefill and decode alike.
         flash_attention: the attention kernel.
         n_seq_max: sequences.
+        fields: other fields of `llama_context_params`.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Context:
         n_threads: int,
         flash_attention: bool,
         n_seq_max: int = 1,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = n_ctx
@@ -129,6 +131,8 @@ class Context:
             if flash_attention
             else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
+        for name, value in (fields or {}).items():
+            setattr(params, name, value)
         self._handle: Any = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise NativeError(f"llama.cpp cannot make a context of {n_ctx} cells")

@@ -14,7 +14,7 @@ from rich.table import Table
 from .case import Case
 from .runner import ContenderRun
 
-__all__ = ["case_result", "is_right", "print_case", "workload_facts"]
+__all__ = ["case_result", "is_judged", "is_right", "print_case", "workload_facts"]
 
 
 def case_result(
@@ -81,6 +81,12 @@ def _median_activations(entry: ContenderRun) -> list[float]:
     return [median(branch) for branch in zip(*runs, strict=False)] if all(runs) else []
 
 
+def is_judged(oracle: dict[str, Any]) -> bool:
+    """Whether the oracle came to its end, and keeping the document changed nothing for it."""
+    differences = oracle.get("shortcut_difference", {}).values()
+    return "error" not in oracle and all(d <= oracle["tolerance"] for d in differences)
+
+
 def is_right(contender: dict[str, Any]) -> bool:
     """Whether a contender of a result came to its end and no token is beyond rounding."""
     agreement = contender["oracle_agreement"]
@@ -112,6 +118,7 @@ def print_case(console: Console, result: dict[str, Any]) -> None:
             console,
             f"oracle ({kernel}): a token may be {result['oracle']['margin']:g} behind the best; a "
             f"prompt computed from nothing differs by {difference:.3g}",
+            style=None if is_judged(result["oracle"]) else "red",
         )
 
 
