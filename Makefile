@@ -23,7 +23,7 @@ help:  ## Show this help
 	@echo
 	@echo "  PYTHON=python3.12   the Python to make $(VENV) with (3.10 or newer)"
 	@echo "  TEST=tests/x.py     what make test and make test-unit run"
-	@echo "  ARGS='--json o.json'  more options for make demo"
+	@echo "  ARGS='--json o.json'  more options for make demo and make bench"
 
 demo: $(VENV)/.installed-demo  ## Run the patent example on SmolLM2
 	@$(BIN)/swarmkv demo $(ARGS)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from benchmarks.fanout.machine import machine, versions
 from benchmarks.fanout.native import Chunk, Context, Model
 from langchain_swarmkv import EngineConfig, SamplingParams, SwarmEngine
@@ -101,17 +99,14 @@ def measure_kv_types(bench: Bench) -> dict[str, Any]:
     """Number formats of the cells; quantised V needs flash attention."""
     found: dict[str, Any] = {}
     kinds = {
-        "f16": ("F16", "F16", False),
-        "f32": ("F32", "F32", False),
-        "bf16": ("BF16", "BF16", False),
-        "K q8_0, V f16": ("Q8_0", "F16", False),
-        "q8_0, flash": ("Q8_0", "Q8_0", True),
+        "f16": (1, 1, False),  # enum ggml_type, ggml.h
+        "f32": (0, 0, False),
+        "bf16": (30, 30, False),
+        "K q8_0, V f16": (8, 1, False),
+        "q8_0, flash": (8, 8, True),
     }
     for name, (k, v, flash) in kinds.items():
-        fields = {
-            "type_k": getattr(llama_cpp, f"GGML_TYPE_{k}"),
-            "type_v": getattr(llama_cpp, f"GGML_TYPE_{v}"),
-        }
+        fields = {"type_k": k, "type_v": v}
         with bench.context(flash_attention=flash, fields=fields) as context:
             found[name] = {
                 "prefill_tokens_per_second": DOCUMENT_TOKENS / bench.prefill_seconds(context, 1),

@@ -57,7 +57,7 @@ def _contender(entry: ContenderRun, agreement: dict[str, Any] | None) -> dict[st
         agreement = {**agreement, "worst_gap": None}
     return {
         "name": entry.name,
-        "settings": entry.settings,
+        "settings": {k: v for k, v in entry.settings.items() if k != "server_script"},
         "seconds": entry.seconds,
         "median_seconds": entry.median_seconds,
         "computed_tokens": last.computed_tokens if last else None,

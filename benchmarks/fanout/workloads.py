@@ -158,15 +158,15 @@ def _article(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
 
 
 def _patent_16(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
-    return [builder.patent_case("W2", *_filled(sizes, 3200, 16, 64))]
+    return [builder.patent_case("W2", *_filled(sizes, 1024, 16, 64))]
 
 
 def _patent_50(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
-    return [builder.patent_case("W3", *_filled(sizes, 3200, 50, 64))]
+    return [builder.patent_case("W3", *_filled(sizes, 1024, 50, 64))]
 
 
 def _cold(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
-    warm = builder.patent_case("W4-warm", *_filled(sizes, 3200, 8, 32))
+    warm = builder.patent_case("W4-warm", *_filled(sizes, 1024, 8, 32))
     return [warm.model_copy(update={"name": "W4-cold", "is_cold": True}), warm]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -121,7 +122,9 @@ def _module(name: str) -> ModuleType:
 
 
 def _command() -> list[str]:
-    return ["swarmkv", *sys.argv[1:]]
+    """As it was given, but for folders: results are shown to others."""
+    words = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
+    return ["swarmkv", *words]
 
 
 def _check_outputs(json_out: Path | None, plot_out: Path | None, inputs: list[Path]) -> None:
