@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+
 from benchmarks.fanout.machine import machine, versions
 from benchmarks.fanout.native import Chunk, Context, Model
 from langchain_swarmkv import EngineConfig, SamplingParams, SwarmEngine
@@ -66,6 +68,11 @@ class Bench:
         return statistics.median(seconds)
 
 
+def _merged(path: Path | None) -> dict[str, Any]:
+    """What the file holds already, so that questions may be asked one by one."""
+    return json.loads(path.read_text("utf-8")) if path and path.exists() else {}
+
+
 def _prefill(context: Context, document: Sequence[int]) -> float:
     context.clear()
     started = time.perf_counter()
@@ -81,17 +88,16 @@ def _median(run: Callable[[], float], repeat: int) -> float:
 def measure_kernels(bench: Bench) -> dict[str, Any]:
     """Both kernels, in both phases, by the size of the micro-batch."""
     found: dict[str, Any] = {}
-    for flash in (False, True):
-        for n_ubatch in (512, 256, 128, 64):
-            with bench.context(flash_attention=flash, fields={"n_ubatch": n_ubatch}) as context:
-                name = f"{'flash' if flash else 'plain'}, n_ubatch {n_ubatch}"
-                rate = DOCUMENT_TOKENS / bench.prefill_seconds(context)
-                found[name] = {"prefill_tokens_per_second": rate}
-                if n_ubatch == 512:
-                    found[name]["step_ms"] = {
-                        str(branches): 1e3 * bench.step_seconds(context, branches)
-                        for branches in (1, 4, 16)
-                    }
+    for flash, n_ubatch in ((False, 512), (True, 512), (False, 256), (False, 128), (False, 64)):
+        with bench.context(flash_attention=flash, fields={"n_ubatch": n_ubatch}) as context:
+            name = f"{'flash' if flash else 'plain'}, n_ubatch {n_ubatch}"
+            rate = DOCUMENT_TOKENS / bench.prefill_seconds(context, 2)
+            found[name] = {"prefill_tokens_per_second": rate}
+            if n_ubatch == 512:
+                found[name]["step_ms"] = {
+                    str(branches): 1e3 * bench.step_seconds(context, branches)
+                    for branches in (1, 4, 16)
+                }
     return found
 
 
@@ -176,6 +182,48 @@ def measure_idle(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def measure_graph_sampling(bench: Bench) -> dict[str, Any]:
+    """A step of 16 branches with its greedy tokens: from logits, or sampled in the graph."""
+    found: dict[str, Any] = {}
+    for in_graph in (False, True, False, True):
+        with bench.context() as context:
+            _prefill(context, bench.document[:1024])
+            chains = _attach_samplers(context, 16) if in_graph else []
+            for branch in range(1, 17):
+                context.fork(0, branch, 1024)
+            seconds = []
+            for step in range(12):
+                chunks = [Chunk(branch, [1000 + branch], 1024 + step) for branch in range(1, 17)]
+                started = time.perf_counter()
+                if in_graph:
+                    _decode_in_graph(context, chunks)
+                else:
+                    context.next_tokens(chunks)
+                seconds.append(time.perf_counter() - started)
+        for chain in chains:
+            llama_cpp.llama_sampler_free(chain)
+        name = "in the graph" if in_graph else "from logits"
+        found.setdefault(name, []).append(1e3 * statistics.median(seconds))
+    return {name: {"step_16_ms": figures} for name, figures in found.items()}
+
+
+def _attach_samplers(context: Context, branches: int) -> list[Any]:
+    chains = []
+    for branch in range(1, branches + 1):
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        if not llama_cpp.llama_set_sampler(context.handle, branch, chain):
+            raise SystemExit("llama.cpp does not take a sampler into the graph here")
+        chains.append(chain)
+    return chains
+
+
+def _decode_in_graph(context: Context, chunks: Sequence[Chunk]) -> list[int]:
+    context.append(chunks)
+    get_token = llama_cpp.llama_get_sampled_token_ith
+    return [int(get_token(context.handle, row)) for row in range(len(chunks))]
+
+
 def measure_speculation(bench: Bench) -> dict[str, Any]:
     """Prompt look-up: what a drafted token costs in a step, and how many of them would be right."""
     found: dict[str, Any] = {}
@@ -241,6 +289,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "threads": measure_threads,
     "waves": measure_waves,
     "idle": measure_idle,
+    "graph-sampling": measure_graph_sampling,
     "speculation": measure_speculation,
 }
 
@@ -253,7 +302,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file")
     arguments = parser.parse_args()
     bench = Bench(arguments.model or _smollm2())
-    result: dict[str, Any] = {
+    result = _merged(arguments.json) | {
         "benchmark": "gains",
         "model": bench.path.name,
         "document_tokens": DOCUMENT_TOKENS,

@@ -133,12 +133,12 @@ class Context:
         )
         for name, value in (fields or {}).items():
             setattr(params, name, value)
-        self._handle: Any = llama_cpp.llama_init_from_model(model.handle, params)
-        if not self._handle:
+        self.handle: Any = llama_cpp.llama_init_from_model(model.handle, params)
+        if not self.handle:
             raise NativeError(f"llama.cpp cannot make a context of {n_ctx} cells")
-        self._memory: Any = llama_cpp.llama_get_memory(self._handle)
+        self._memory: Any = llama_cpp.llama_get_memory(self.handle)
         # At most n_ctx; a larger batch would abort the process.
-        self._n_batch = int(llama_cpp.llama_n_batch(self._handle))
+        self._n_batch = int(llama_cpp.llama_n_batch(self.handle))
         self._n_vocab = model.n_vocab
         self._batch = _Batch(self._n_batch)
 
@@ -150,9 +150,9 @@ class Context:
 
     def close(self) -> None:
         """Free it; harmless twice."""
-        if self._handle:
-            llama_cpp.llama_free(self._handle)
-        self._handle = None
+        if self.handle:
+            llama_cpp.llama_free(self.handle)
+        self.handle = None
 
     def prefill(self, seq_id: int, tokens: Sequence[int], start: int = 0) -> None:
         """Append tokens to a sequence; no logits are computed."""
@@ -174,6 +174,12 @@ class Context:
             for token in np.argmax(logits, axis=1).tolist()
         ]
 
+    def append(self, chunks: Sequence[Chunk]) -> None:
+        """Append each chunk to its sequence, in one batch that wants the logits of all its rows."""
+        size = sum(len(chunk.tokens) for chunk in chunks)
+        for _ in self._forward(chunks, np.ones(size, np.int8)):
+            pass
+
     def logits(self, chunk: Chunk, skip: int = 0) -> Logits:
         """Append a chunk; logits after each of its tokens but the first `skip`.
 
@@ -194,15 +200,16 @@ class Context:
         for start in range(0, len(tokens), self._n_batch):
             rows = slice(start, start + self._n_batch)
             batch = self._batch.fill(seq_ids[rows], tokens[rows], positions[rows], wanted[rows])
-            if code := llama_cpp.llama_decode(self._handle, batch):
+            if code := llama_cpp.llama_decode(self.handle, batch):
                 raise NativeError(f"llama_decode returned {code} for {batch.n_tokens} tokens")
-            if num_rows := int(wanted[rows].sum()):
-                values = llama_cpp.llama_get_logits(self._handle)
+            num_rows = int(wanted[rows].sum())
+            # None where they are sampled in the graph.
+            if num_rows and (values := llama_cpp.llama_get_logits(self.handle)):
                 yield np.ctypeslib.as_array(values, (num_rows, self._n_vocab))
 
     def wait(self) -> None:
         """Until all that was asked for is computed; a GPU works on by itself."""
-        llama_cpp.llama_synchronize(self._handle)
+        llama_cpp.llama_synchronize(self.handle)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         """Share the first cells of `source` with an empty sequence."""
@@ -219,15 +226,15 @@ class Context:
 
     def save(self, seq_id: int) -> Any:
         """The state of a sequence, copied to a buffer of the host."""
-        size = llama_cpp.llama_state_seq_get_size(self._handle, seq_id)
+        size = llama_cpp.llama_state_seq_get_size(self.handle, seq_id)
         buffer = (ctypes.c_uint8 * size)()
-        if llama_cpp.llama_state_seq_get_data(self._handle, buffer, size, seq_id) != size:
+        if llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, seq_id) != size:
             raise NativeError("llama.cpp did not save the sequence")
         return buffer
 
     def restore(self, seq_id: int, state: Any) -> None:
         """Fill an empty sequence from what `save` returned."""
-        if not llama_cpp.llama_state_seq_set_data(self._handle, state, len(state), seq_id):
+        if not llama_cpp.llama_state_seq_set_data(self.handle, state, len(state), seq_id):
             raise NativeError("llama.cpp did not restore the sequence")
 
 

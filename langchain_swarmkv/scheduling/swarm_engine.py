@@ -389,6 +389,7 @@ class _EngineLoop:
         with self._changed:
             while not (self._inbox or self._calls or self.scheduler.has_work or self._is_closing):
                 self._changed.wait()
+            if not self.scheduler.has_work:
                 self._gather()
             if self._is_closing:
                 return False
