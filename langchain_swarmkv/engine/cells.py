@@ -209,13 +209,13 @@ class CellLedger:
 
     def move(self, cell_range: CellRange) -> None:
         """Note that the cells of a range were freed and its tokens put into the lowest free."""
-        segment: _Segment | None = self._tips[cell_range.holders[0]]
-        end = self._num_tokens[cell_range.holders[0]]
-        while segment is not None and end != cell_range.end:
-            end -= segment.num_cells
-            segment = segment.parent
-        if segment is None or segment.num_cells != cell_range.num_cells:
-            raise AssertionError(f"{cell_range} is no segment of the ledger")
+        # Another ledger may cut the same cells into other segments: what joins them is when it was
+        # asked, not who uses them.
+        segment = self._segment_ending_at(cell_range.holders[0], cell_range.end)
+        if segment.num_cells > cell_range.num_cells:
+            segment.split(segment.num_cells - cell_range.num_cells)
+        if segment.num_cells != cell_range.num_cells:
+            raise AssertionError(f"{cell_range} is not shared by just these sequences")
         self._pool.give_back(segment.cells)
         segment.cells = self._pool.take(segment.num_cells)
 

@@ -181,3 +181,21 @@ def test_a_check_finds_a_wrong_count() -> None:
     ledger._used += 1
     with pytest.raises(AssertionError):
         ledger.check()
+
+
+def test_ledgers_that_joined_at_other_times_agree_on_what_moves() -> None:
+    """Two ledgers of one history, of which one was asked what a sequence has to itself."""
+    asked, other = CellLedger(100), CellLedger(100)
+    for ledger in (asked, other):
+        ledger.append(9, 10)
+        ledger.append(0, 20)
+        ledger.fork(0, 1, 20)
+        ledger.append(1, 5)
+        ledger.clear(0)
+        ledger.clear(9)
+    assert asked.exclusive(1) == 25
+    for ranges, mover in ((asked.ranges_from(25), other), (other.ranges_from(0), asked)):
+        for cell_range in ranges:
+            mover.move(cell_range)
+        mover.check()
+        assert mover.num_tokens(1) == mover.top == 25
