@@ -75,14 +75,25 @@ def test_lines_end_in_one_line_feed(tmp_path: Path, line_end: str) -> None:
     assert read_document(path) == "first\n\nsecond\n"
 
 
-@given(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1).filter(str.strip))
+STRANGE = st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="\ufeff")
+
+
+@given(mark=st.sampled_from(["", "\ufeff"]), text=st.text(STRANGE, min_size=1).filter(str.strip))
 def test_utf8_is_never_taken_for_something_else(
-    tmp_path_factory: pytest.TempPathFactory, text: str
+    tmp_path_factory: pytest.TempPathFactory, mark: str, text: str
 ) -> None:
-    """However short and strange, a valid UTF-8 file is read as UTF-8."""
+    """However short and strange, a valid UTF-8 file is read as UTF-8, with a mark or without."""
     path = tmp_path_factory.getbasetemp() / "strange.txt"
-    path.write_bytes(text.encode())
-    assert read_document(path) == text.removeprefix("\ufeff")
+    path.write_bytes((mark + text).encode())
+    assert read_document(path) == text
+
+
+def test_a_byte_order_mark_alone_is_no_text(tmp_path: Path) -> None:
+    """What is left without it is an empty file."""
+    path = tmp_path / "document.txt"
+    path.write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(DocumentError, match="empty"):
+        read_document(path)
 
 
 def test_a_pdf_gives_its_text(tmp_path: Path) -> None:
