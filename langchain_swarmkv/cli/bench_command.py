@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from langchain_swarmkv.cli.console import (
     companion,
     default_model,
     errors_in_one_line,
+    status_on_stderr,
     write_text,
 )
 from langchain_swarmkv.errors import ConfigurationError
@@ -106,7 +107,7 @@ def fanout(
             server_script=server_script,
             timeout_seconds=timeout_seconds,
         )
-        with _terminated_as_interrupted(), _status() as tell:
+        with _terminated_as_interrupted(), status_on_stderr() as tell:
             result = bench.run_benchmark(options, command=_command(), console=_wide(), tell=tell)
         if json_out:
             write_text(json_out, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
@@ -155,14 +156,3 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """What is being done, on stderr: one line that changes on a terminal, else line by line."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return
-    with console.status("") as status:
-        yield lambda text: status.update(text)

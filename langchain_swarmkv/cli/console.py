@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ __all__ = [
     "default_model",
     "errors_in_one_line",
     "failure",
+    "status_on_stderr",
     "write_text",
 ]
 
@@ -60,6 +61,17 @@ def failure(message: str, code: int) -> typer.Exit:
     line = " ".join(message.split())
     Console(stderr=True).print(f"error: {line}", markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(code)
+
+
+@contextmanager
+def status_on_stderr() -> Iterator[Callable[[str], None]]:
+    """What is being done: one line that changes on a terminal, else line by line."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(text)
 
 
 def check_writable(out: Path) -> None:

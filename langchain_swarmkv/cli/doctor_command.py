@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +15,12 @@ from langchain_swarmkv.cli.console import (
     check_writable,
     default_model,
     errors_in_one_line,
+    status_on_stderr,
     write_text,
 )
 from langchain_swarmkv.cli.doctor_report import print_diagnosis
 from langchain_swarmkv.config import EngineConfig
 from langchain_swarmkv.doctor.diagnosis import Diagnosis, diagnose
-from langchain_swarmkv.doctor.rates import Phase
 from langchain_swarmkv.native.model import check_gguf
 
 __all__ = ["doctor"]
@@ -63,7 +61,7 @@ def doctor(
             model_path=path, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=gpu_layers
         )
         check_gguf(config.model_path)
-        with _progress(Console(stderr=True)) as on_phase:
+        with status_on_stderr() as on_phase:
             diagnosis = diagnose(
                 config,
                 task_tokens=task_tokens,
@@ -85,13 +83,3 @@ def _as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 def _report_console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Phase]:
-    """What is done now: in place beside a spinner on a terminal, one line each elsewhere."""
-    if not console.is_terminal:
-        yield lambda phase: console.print(phase, markup=False, highlight=False, soft_wrap=True)
-        return
-    with console.status("") as status:
-        yield lambda phase: status.update(phase)

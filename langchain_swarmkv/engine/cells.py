@@ -193,18 +193,18 @@ class CellLedger:
         If each of them moves to the lowest free cells (`move`), and `cell` is `used`, then no hole
         is left: below `cell` as many cells are free as are in use above it.
         """
-        found: dict[_Segment, list[int]] = {}
+        holders: dict[_Segment, list[int]] = {}
         ends: dict[_Segment, int] = {}
         for seq_id, tip in self._tips.items():
             end = self._num_tokens[seq_id]
             for segment in _path(tip):
-                if max(segment.cells) >= cell:
-                    found.setdefault(segment, []).append(seq_id)
-                    ends[segment] = end
+                holders.setdefault(segment, []).append(seq_id)
+                ends[segment] = end
                 end -= segment.num_cells
         return [
-            CellRange(tuple(holders), ends[segment] - segment.num_cells, ends[segment])
-            for segment, holders in found.items()
+            CellRange(tuple(holders[segment]), end - segment.num_cells, end)
+            for segment, end in ends.items()
+            if max(segment.cells) >= cell
         ]
 
     def move(self, cell_range: CellRange) -> None:

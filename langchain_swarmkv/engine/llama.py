@@ -92,6 +92,7 @@ class LlamaEngine(Engine):
         self._outputs: set[int] = set()
         self.device = config.device_name
         on_cpu = config.n_gpu_layers == 0
+        kv_bytes_per_token = self._measure_cell()
         self.limits = EngineLimits(
             num_cells=config.n_ctx,
             max_sequences=context.n_seq_max,
@@ -99,7 +100,8 @@ class LlamaEngine(Engine):
             can_cut=model.can_cut,
             max_running=config.max_running
             or (_MAX_RUNNING_ON_CPU if on_cpu else context.n_seq_max),
-            move_cost_tokens=_MOVE_COST_TOKENS_ON_CPU if on_cpu else None,
+            # A state that does not grow with its tokens slows down nobody.
+            move_cost_tokens=_MOVE_COST_TOKENS_ON_CPU if on_cpu and kv_bytes_per_token else None,
         )
         self.facts = ModelFacts(
             name=config.model_path.stem,
@@ -107,7 +109,7 @@ class LlamaEngine(Engine):
             identity=_identity(config, settings),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
-            kv_bytes_per_token=self._measure_cell(),
+            kv_bytes_per_token=kv_bytes_per_token,
         )
 
     def _measure_cell(self) -> int:

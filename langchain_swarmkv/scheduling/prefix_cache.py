@@ -190,8 +190,8 @@ class PrefixCache:
     def spill_idle(self, waiting: Iterable[tuple[str, TokenIds]]) -> None:
         """Let unpinned residents leave that nothing running shares, nor a prompt that waits.
 
-        Nothing is lost: only those leave whose tokens another resident holds, or the store takes
-        without evicting anything.
+        Nothing is lost: only those leave whose tokens another resident holds, or for which the
+        store has room by the size of their cells.
         """
         if self._engine.limits.move_cost_tokens is None or self.cells_idle <= MIN_IDLE_CELLS:
             return
@@ -209,8 +209,9 @@ class PrefixCache:
     def _can_leave(self, seq_id: int) -> bool:
         if self._own_tokens(seq_id) == 0:
             return True
-        num_bytes = self._ledger.num_tokens(seq_id) * self._engine.facts.kv_bytes_per_token
-        is_room = self._store.num_bytes + 1.1 * num_bytes <= self._store.max_bytes
+        cell_bytes = self._ledger.num_tokens(seq_id) * self._engine.facts.kv_bytes_per_token
+        # A tenth more, for token ids and headers.
+        is_room = self._store.num_bytes + 1.1 * cell_bytes <= self._store.max_bytes
         return self._is_worth_saving(seq_id) and is_room
 
     def compact(self, remaining_tokens: int) -> None:

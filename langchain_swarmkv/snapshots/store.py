@@ -42,6 +42,7 @@ class SnapshotStore(ABC):
     """See the module's docstring. `len(store)` is the number of snapshots."""
 
     max_bytes: int
+    """Most bytes held."""
 
     @property
     @abstractmethod

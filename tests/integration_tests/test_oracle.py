@@ -149,7 +149,10 @@ def test_branches_of_a_restored_document_equal_the_oracle(
 def test_branches_beside_documents_that_are_idle_equal_the_oracle(
     tiny_models: Path, tiny_judge: _Judge
 ) -> None:
-    """What is idle leaves, the running document moves down into the hole, and all come back."""
+    """What is idle leaves, the running document moves down into the hole, and all come back.
+
+    States that do not grow with their tokens stay: they slow down nobody.
+    """
     documents = [_tokens(seed, 500) for seed in (11, 12, 13)]
     answered: list[tuple[list[int], RequestResult]] = []
     with SwarmEngine(_tiny_config(tiny_models)) as engine:
@@ -161,8 +164,9 @@ def test_branches_beside_documents_that_are_idle_equal_the_oracle(
             engine.check()
         statistics = engine.statistics()
         can_cut = engine.limits.can_cut
-    assert statistics.num_spills >= 3
-    assert statistics.num_restores >= 2
+        grows = engine.facts.kv_bytes_per_token > 0
+    assert statistics.num_spills >= 3 if grows else statistics.num_spills == 0
+    assert statistics.num_restores >= 2 if grows else statistics.num_restores == 0
     assert (statistics.num_compactions > 0) == can_cut
     assert statistics.num_prefill_tokens == 3 * (500 + 4 * 21)
     for prompt, result in answered:

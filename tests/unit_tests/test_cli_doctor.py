@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from langchain_swarmkv.cli import doctor_command
+from langchain_swarmkv.cli import console, doctor_command
 from langchain_swarmkv.cli.doctor_report import print_diagnosis
 from langchain_swarmkv.config import EngineConfig
 from langchain_swarmkv.doctor import diagnosis as diagnosis_module
@@ -102,8 +102,8 @@ def test_a_terminal_sees_what_is_done(
         return diagnosis
 
     screen = io.StringIO()
-    consoles = {True: Console(file=screen, force_terminal=True), False: Console(width=200)}
-    monkeypatch.setattr(doctor_command, "Console", lambda stderr=False, **_: consoles[stderr])
+    terminal = Console(file=screen, force_terminal=True)
+    monkeypatch.setattr(console, "Console", lambda stderr: terminal)
     monkeypatch.setattr(doctor_command, "diagnose", examine)
     assert swarmkv("doctor", tiny_llama).exit_code == 0
     assert "prefill of 64 tokens" in screen.getvalue()

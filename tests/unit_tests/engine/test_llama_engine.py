@@ -45,6 +45,18 @@ def tiny_config(path: Path, **options: Any) -> EngineConfig:
     return EngineConfig(model_path=path, **{**defaults, **options})
 
 
+def opener(path: Path, **options: Any) -> OpenEngine:
+    """Opens small engines on one file."""
+
+    def open_llama(
+        *, num_cells: int = 512, max_sequences: int = 8, max_batch_tokens: int = 64
+    ) -> LlamaEngine:
+        sizes = {"n_ctx": num_cells, "n_batch": max_batch_tokens, "max_sequences": max_sequences}
+        return LlamaEngine(tiny_config(path, **sizes, **options))
+
+    return open_llama
+
+
 class TestLlamaEngine(EngineContract):
     """On each architecture."""
 
@@ -53,18 +65,7 @@ class TestLlamaEngine(EngineContract):
 
     @pytest.fixture(params=ARCHITECTURES)
     def open_engine(self, request: pytest.FixtureRequest, tiny_gguf: TinyGguf) -> OpenEngine:
-        path = tiny_gguf(request.param)
-
-        def open_llama(
-            *, num_cells: int = 512, max_sequences: int = 8, max_batch_tokens: int = 64
-        ) -> LlamaEngine:
-            return LlamaEngine(
-                tiny_config(
-                    path, n_ctx=num_cells, n_batch=max_batch_tokens, max_sequences=max_sequences
-                )
-            )
-
-        return open_llama
+        return opener(tiny_gguf(request.param))
 
     @staticmethod
     def foreign_state() -> bytes:
@@ -81,22 +82,7 @@ class TestLlamaEngineWithTwoContexts(EngineContract):
 
     @pytest.fixture(params=ATTENTION_ARCHITECTURES)
     def open_engine(self, request: pytest.FixtureRequest, tiny_gguf: TinyGguf) -> OpenEngine:
-        path = tiny_gguf(request.param)
-
-        def open_llama(
-            *, num_cells: int = 512, max_sequences: int = 8, max_batch_tokens: int = 64
-        ) -> LlamaEngine:
-            return LlamaEngine(
-                tiny_config(
-                    path,
-                    n_ctx=num_cells,
-                    n_batch=max_batch_tokens,
-                    max_sequences=max_sequences,
-                    prefill_flash_attention=True,
-                )
-            )
-
-        return open_llama
+        return opener(tiny_gguf(request.param), prefill_flash_attention=True)
 
     foreign_state = staticmethod(TestLlamaEngine.foreign_state)
 
