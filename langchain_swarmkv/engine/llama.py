@@ -43,8 +43,8 @@ _MAX_RUNNING_ON_CPU = 16
 """Each token attends over the cells of all that run, so more at once may take longer in all; see
 docs/performance.md."""
 _MOVE_COST_TOKENS_ON_CPU = 16
-"""A cell takes about 10 us to save and restore, and 2 us of each step and token while it lies in
-the pool. On GPUs neither was measured, so there nothing leaves before room is needed."""
+"""A cell takes about 20 us to save and restore, and 1.2 us of each token while it lies in the pool
+(docs/performance.md). On GPUs neither was measured, so there nothing leaves early."""
 _WHOLE_DIGEST_BYTES = 256 << 20
 _BLOCK_BYTES = 64 << 10
 _NUM_BLOCKS = 512
