@@ -59,8 +59,8 @@ class EngineConfig(BaseModel):
     max_sequences: Annotated[int, Field(ge=2, le=MAX_SEQUENCES)] = 64
     """Sequence ids: resident prefixes plus branches that run at once (`n_seq_max`)."""
     max_running: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
-    """Most requests computed at once; more wait. None: 16 on a CPU, where more may be slower in all,
-    else `max_sequences`."""
+    """Most requests computed at once; more wait. None: 16 on a CPU, where more may be slower in
+    all, else `max_sequences`."""
     mixed_prefill_tokens: Annotated[int, Field(ge=1)] = 128
     """Most prefill tokens in a step that also decodes, so that streams do not stall."""
     n_threads: Annotated[int, Field(ge=1, le=_MAX_THREADS)] | None = None
