@@ -38,7 +38,7 @@ class RecordingEngine(SwarmEngine):
 
 
 class SwarmContender(Contender):
-    """An engine, new for each run; subclasses ask it. All but one setting are its defaults."""
+    """One engine for all runs; subclasses ask it. All but one setting are its defaults."""
 
     _engine: RecordingEngine | None = None
 
@@ -48,23 +48,18 @@ class SwarmContender(Contender):
         return [{"prefill_flash_attention": False}, {"prefill_flash_attention": True}]
 
     def open(self) -> None:
-        """Answer a small case, for all that a process does only once; `prepare` loads anew."""
+        """Load, and answer a small case for all that happens only once."""
         # What EngineConfig's default comes to: off on CPUs, on where layers are offloaded.
         self.uses_flash_attention = bool(self.settings.get("gpu_layers"))
+        self._engine = RecordingEngine(self._config())
         sample = type(self)(self.model, _sample(self.case), self.settings)
-        try:
-            sample.prepare()
-            sample._ask()
-        finally:
-            sample.close()
+        sample._engine = self._engine
+        sample.prepare()
+        sample._ask()
 
     def prepare(self) -> None:
-        """A new engine, warmed by a request that leaves nothing; then what shall be cached."""
-        self.close()
-        self._engine = RecordingEngine(self._config())
-        document = self.case.documents[0]
-        warm = SamplingParams(max_tokens=2, ignore_eos=True)
-        self.engine.submit(document.prefix[:BATCH_TOKENS], warm, keep_prefix=False).result()
+        """An empty cache; then what shall be cached."""
+        self.engine.reset_prefix_cache()
         for cached in self.case.cached:
             self.engine.submit(cached.prefix, SamplingParams(max_tokens=0)).result()
         self.engine.requests.clear()
@@ -83,8 +78,8 @@ class SwarmContender(Contender):
 
     @property
     def engine(self) -> RecordingEngine:
-        """The engine of this run."""
-        assert self._engine is not None, "prepare comes before run"
+        """The engine, from `open` to `close`."""
+        assert self._engine is not None, "open comes before run"
         return self._engine
 
     def run(self) -> Outcome:

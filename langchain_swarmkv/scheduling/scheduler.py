@@ -435,6 +435,12 @@ class Scheduler:
                 self._counters.num_failed += 1
                 request.fail(error, self.now)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what no request and no pin holds, here and in the store."""
+        with self.lock:
+            self.cache.clear_idle()
+            self._store.clear()
+
     # -- numbers ---------------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:

@@ -203,6 +203,17 @@ class SwarmEngine:
                 self._namespace(cache_salt), self._checked(tokens)
             )
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix that is neither pinned nor in use, in the pool and in host memory.
+
+        For measurements that shall start cold, and to let go of documents at once.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        self._loop.check_usable()
+        self._loop.call(self._loop.scheduler.reset_prefix_cache)
+
     def statistics(self) -> EngineStatistics:
         """The engine at this moment; the last picture once it is closed."""
         self._loop.check_process()

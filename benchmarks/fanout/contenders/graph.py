@@ -25,7 +25,7 @@ class Graph(SwarmContender):
     name = "graph"
 
     def prepare(self) -> None:
-        """A new engine, and the graphs on it."""
+        """An empty cache, and graphs that have not run."""
         super().prepare()
         self._llm = ChatSwarmKV(
             engine=self.engine, max_tokens=self.case.max_tokens, ignore_eos=True

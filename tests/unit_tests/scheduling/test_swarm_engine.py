@@ -360,6 +360,33 @@ def test_pins_and_salts(engine: SwarmEngine) -> None:
         engine.is_resident([])
 
 
+def test_a_reset_forgets_what_nobody_holds() -> None:
+    """Idle prefixes go, spilled ones too; a pin and what runs stay, and answers are right."""
+    prefill, long = SamplingParams(max_tokens=0), SamplingParams(max_tokens=200, ignore_eos=True)
+    pinned, idle, spilled = DOCUMENT[:300], piece("idle", 300), piece("spilled", 600)
+    with open_swarm(FakeEngine(num_cells=1000)) as engine:
+        engine.submit(spilled, prefill).result(WAIT_SECONDS)
+        engine.submit(pinned, prefill, pin="key").result(WAIT_SECONDS)
+        engine.submit(idle, prefill).result(WAIT_SECONDS)
+        assert engine.statistics().store_bytes > 0
+        assert engine.is_resident(idle)
+        engine.reset_prefix_cache()
+        assert engine.statistics().store_bytes == 0
+        assert not engine.is_resident(idle)
+        assert engine.is_resident(pinned)
+        running = engine.submit([*pinned, 1], long)
+        next(iter(running))
+        engine.reset_prefix_cache()
+        assert_right(running, [*pinned, 1], long)
+        for tokens in (idle, spilled):
+            handle = engine.submit([*tokens, 1], SHORT)
+            assert_right(handle, [*tokens, 1], SHORT)
+            assert handle.statistics.num_cached_tokens == 0
+        engine.check()
+    with pytest.raises(EngineClosedError):
+        engine.reset_prefix_cache()
+
+
 def test_progress_can_be_watched(gated: SwarmEngine, gate: Gate) -> None:
     """By a callback after each chunk, and by looking; the callback may use the engine."""
     handle = gated.submit(DOCUMENT[:1000], SHORT)
