@@ -112,9 +112,12 @@ class ExampleServer(Contender):
         return self._complete(self.case.documents[d].prompts[b], self.case.max_tokens)
 
     def _complete(self, prompt: Sequence[int], max_tokens: int) -> str:
-        answer = post(
-            f"{self._url}/v1/completions", completion_body(prompt, max_tokens, self._end_bias)
-        )
+        assert self._server is not None, "open comes before run"
+        body = completion_body(prompt, max_tokens, self._end_bias)
+        try:
+            answer = post(f"{self._url}/v1/completions", body)
+        except ServerError as error:
+            raise ServerError(f"{error}; its log ends: {self._server.last_words()}") from error
         return read_completion(answer, max_tokens)
 
     def _num_computed(self) -> int:

@@ -1,0 +1,164 @@
+"""Write the figures of the README from the files that the benchmarks wrote.
+
+Everything between the two marks in README.md comes from `benchmarks/results`; nothing there is
+edited by hand, and a test holds that.
+
+    python benchmarks/readme.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+
+NAMES = {
+    "fresh-context": "a fresh context for each analyst",
+    "mutex": "one `Llama` behind a lock",
+    "chat-llama-cpp": "`ChatLlamaCpp` behind a lock",
+    "llama-server": "llama.cpp's server",
+    "copy-per-branch": "a copy of the KV for each branch",
+    "transformers": "transformers, a copied `DynamicCache`",
+    "example-server": "llama-cpp-python's example server",
+    "engine": "**this package**: engine",
+    "chat-model": "**this package**: chat model",
+    "graph": "**this package**: whole graph",
+    "floor": "the floor",
+}
+
+Result = dict[str, Any]
+
+
+def main() -> None:
+    """Replace what stands between the marks."""
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    readme.write_text(before + BEGIN + figures() + END + after, encoding="utf-8")
+
+
+def figures() -> str:
+    """The text between the marks."""
+    lines = [*_fan_out(_load("fanout-W2")), "", *_others()]
+    return "\n".join(lines) + "\n"
+
+
+def _load(name: str) -> Result:
+    result: Result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _fan_out(result: Result) -> Iterator[str]:
+    workload, cases = result["workload"], result["cases"]
+    yield (
+        f"Here: {workload['document_tokens']:,} tokens of a US patent, {workload['branches']} "
+        f"analysts x {workload['max_tokens']} tokens, {result['model']['name'].split('-I')[0]} "
+        f"(Q4_1), {result['machine']['cores']} CPU cores, no GPU; each contender at the settings "
+        "that were fastest for it. All runs, settings, machine and versions: "
+        "[benchmarks/results](benchmarks/results)."
+    )
+    yield ""
+    yield "| contender | seconds (range) | prompt tokens computed | times the floor |"
+    yield "| --- | --- | --- | --- |"
+    floor = _seconds(cases[0], "floor")
+    for contender in cases[0]["contenders"]:
+        name, seconds = contender["name"], contender["median_seconds"]
+        label = NAMES[name]
+        if name == "llama-server":
+            slots = contender["settings"]["slots"]
+            label += f", {slots} slot{'s' if slots > 1 else ''}"
+        yield (
+            f"| {label} | {seconds:.1f} ({_range(contender['seconds'])}) | "
+            f"{contender['computed_tokens']:,} | {seconds / floor:.2f} |"
+        )
+
+
+def _others() -> Iterator[str]:
+    w1, w3, w4, w5 = (_load(f"fanout-W{number}") for number in (1, 3, 4, 5))
+    cold, warm = w4["cases"]
+    yield (
+        f"- **One prefill, whoever asks.** {cold['workload']['branches']} plain calls that arrive "
+        f"at once on a cold engine compute {_contender(cold, 'chat-model')['computed_tokens']:,} "
+        "prompt tokens together, one document and their questions, and take "
+        f"{_seconds(cold, 'chat-model'):.1f} s; with the document prefilled first "
+        f"{_seconds(warm, 'chat-model'):.1f} s."
+    )
+    empty, cached = w5["cases"]
+    yield (
+        "- **Idle documents do not slow down the others.** Four documents with four readers each: "
+        + "; ".join(
+            f"{NAMES[name].replace('**this package**: ', '')} {_seconds(cached, name):.1f} s while "
+            f"four other documents are cached, {_seconds(empty, name):.1f} s in an empty cache"
+            for name in ("engine", "example-server")
+            if _contender(cached, name)["median_seconds"]
+        )
+        + "."
+    )
+    (fifty,) = w3["cases"]
+    yield (
+        f"- **{_named(fifty['workload']['branches'])} branches** of "
+        f"{fifty['workload']['max_tokens']} tokens: whole graph {_seconds(fifty, 'graph'):.1f} s, "
+        f"engine {_seconds(fifty, 'engine'):.1f} s, the floor {_seconds(fifty, 'floor'):.1f} s, "
+        "each in waves of the size that is fastest for it."
+    )
+    yield from _scaling(_load("fanout-W6"))
+    (article,) = w1["cases"]
+    fresh, graph = _seconds(article, "fresh-context"), _seconds(article, "graph")
+    fields = article["article"]
+    yield (
+        f"- **The published scheme's own workload** ({article['workload']['document_tokens']:,} "
+        f"tokens, {article['workload']['branches']} branches): fresh contexts {fresh:.1f} s, whole "
+        f"graph {graph:.1f} s, {fresh / graph:.2f} times faster; the second branch is active after "
+        f"{fields['branch_2_activation_seconds']:.2f} s instead of a prefill of "
+        f"{fields['branch_2_prefill_seconds']:.1f} s, {fields['activation_ratio']:.0f} times sooner "
+        "(its authors report 1.95 and 52 on a GPU)."
+    )
+    floor, python = _load("floor"), _load("python_share")
+    yield (
+        f"- **Next to the floor.** Engine and floor in one process, {floor['branches']} branches x "
+        f"{floor['max_tokens']} tokens, medians of {len(floor['seconds']['engine'])}: the engine "
+        f"takes {floor['ratio']:.2f} of the floor's time. Of a decode step of "
+        f"{python['branches']} branches Python takes {100 * python['event loop']['share']:.0f} %."
+    )
+
+
+def _scaling(result: Result) -> Iterator[str]:
+    cases = {case["workload"]["name"]: case for case in result["cases"]}
+    one, sixteen = cases["W6-d2048-b1"], cases["W6-d2048-b16"]
+    grows = {
+        name: _seconds(sixteen, name) / _seconds(one, name) for name in ("engine", "mutex")
+    }
+    rss = [_contender(case, "engine")["peak_rss_bytes"] for case in (one, sixteen)]
+    yield (
+        f"- **Flat in the branches.** Over 2,048 tokens sixteen branches take {grows['engine']:.1f} "
+        f"times as long as one; one model behind a lock {grows['mutex']:.1f} times. Peak memory "
+        f"is {rss[1] / 1e6:.0f} MB instead of {rss[0] / 1e6:.0f} ({rss[1] / rss[0]:.2f} times)."
+    )
+
+
+def _contender(case: Result, name: str) -> Result:
+    (found,) = (contender for contender in case["contenders"] if contender["name"] == name)
+    return dict(found)
+
+
+def _seconds(case: Result, name: str) -> float:
+    return float(_contender(case, name)["median_seconds"])
+
+
+def _range(seconds: list[float]) -> str:
+    if len(seconds) == 1:
+        return "one run"
+    return f"{min(seconds):.1f}-{max(seconds):.1f}"
+
+
+def _named(number: int) -> str:
+    return {50: "Fifty", 16: "Sixteen"}.get(number, str(number))
+
+
+if __name__ == "__main__":
+    main()
