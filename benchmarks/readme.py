@@ -1,7 +1,7 @@
-"""Write the figures of the README from the files that the benchmarks wrote.
+"""Write figures and pictures of the README from the files that the benchmarks wrote.
 
 Everything between the two marks in README.md comes from `benchmarks/results`; nothing there is
-edited by hand, and a test holds that.
+edited by hand, and a test holds that. So do `docs/fanout-*.svg`.
 
     python benchmarks/readme.py
 """
@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.fanout.plots import plot_results
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -35,11 +37,13 @@ Result = dict[str, Any]
 
 
 def main() -> None:
-    """Replace what stands between the marks."""
+    """Replace what stands between the marks, and draw."""
     readme = ROOT / "README.md"
     before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     readme.write_text(before + BEGIN + figures() + END + after, encoding="utf-8")
+    plot_results(_load("fanout-W2"), ROOT / "docs" / "fanout-contenders.svg")
+    plot_results(_load("fanout-W6"), ROOT / "docs" / "fanout.svg")
 
 
 def figures() -> str:
@@ -81,10 +85,11 @@ def _fan_out(result: Result) -> Iterator[str]:
 def _others() -> Iterator[str]:
     w1, w3, w4, w5 = (_load(f"fanout-W{number}") for number in (1, 3, 4, 5))
     cold, warm = w4["cases"]
+    computed_tokens = _contender(cold, "chat-model")["computed_tokens"]
     yield (
-        f"- **One prefill, whoever asks.** {cold['workload']['branches']} plain calls that arrive "
-        f"at once on a cold engine compute {_contender(cold, 'chat-model')['computed_tokens']:,} "
-        "prompt tokens together, one document and their questions, and take "
+        f"- **One prefill, whoever asks.** {_named(cold['workload']['branches'])} plain calls that "
+        f"arrive at once on a cold engine compute {computed_tokens:,} prompt tokens together, one "
+        "document and their questions, and take "
         f"{_seconds(cold, 'chat-model'):.1f} s; with the document prefilled first "
         f"{_seconds(warm, 'chat-model'):.1f} s."
     )
@@ -113,10 +118,10 @@ def _others() -> Iterator[str]:
     yield (
         f"- **The published scheme's own workload** ({article['workload']['document_tokens']:,} "
         f"tokens, {article['workload']['branches']} branches): fresh contexts {fresh:.1f} s, whole "
-        f"graph {graph:.1f} s, {fresh / graph:.2f} times faster; the second branch is active after "
-        f"{fields['branch_2_activation_seconds']:.2f} s instead of a prefill of "
-        f"{fields['branch_2_prefill_seconds']:.1f} s, {fields['activation_ratio']:.0f} times sooner "
-        "(its authors report 1.95 and 52 on a GPU)."
+        f"graph {graph:.1f} s, {fresh / graph:.2f} times faster; the second branch is active "
+        f"after {fields['branch_2_activation_seconds']:.2f} s instead of a prefill of "
+        f"{fields['branch_2_prefill_seconds']:.1f} s, {fields['activation_ratio']:.0f} times "
+        "sooner (its authors report 1.95 and 52 on a GPU)."
     )
     floor, python = _load("floor"), _load("python_share")
     yield (
@@ -130,14 +135,13 @@ def _others() -> Iterator[str]:
 def _scaling(result: Result) -> Iterator[str]:
     cases = {case["workload"]["name"]: case for case in result["cases"]}
     one, sixteen = cases["W6-d2048-b1"], cases["W6-d2048-b16"]
-    grows = {
-        name: _seconds(sixteen, name) / _seconds(one, name) for name in ("engine", "mutex")
-    }
+    grows = {name: _seconds(sixteen, name) / _seconds(one, name) for name in ("engine", "mutex")}
     rss = [_contender(case, "engine")["peak_rss_bytes"] for case in (one, sixteen)]
     yield (
-        f"- **Flat in the branches.** Over 2,048 tokens sixteen branches take {grows['engine']:.1f} "
-        f"times as long as one; one model behind a lock {grows['mutex']:.1f} times. Peak memory "
-        f"is {rss[1] / 1e6:.0f} MB instead of {rss[0] / 1e6:.0f} ({rss[1] / rss[0]:.2f} times)."
+        "- **Flat in the branches.** Over 2,048 tokens sixteen branches of "
+        f"{one['workload']['max_tokens']} tokens take {grows['engine']:.1f} times as long as one, "
+        f"behind a lock {grows['mutex']:.1f} times. Peak memory is {rss[1] / 1e6:.0f} MB instead "
+        f"of {rss[0] / 1e6:.0f} ({rss[1] / rss[0]:.2f} times)."
     )
 
 
@@ -157,7 +161,7 @@ def _range(seconds: list[float]) -> str:
 
 
 def _named(number: int) -> str:
-    return {50: "Fifty", 16: "Sixteen"}.get(number, str(number))
+    return {8: "Eight", 50: "Fifty"}.get(number, str(number))
 
 
 if __name__ == "__main__":

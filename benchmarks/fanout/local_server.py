@@ -112,7 +112,8 @@ class ServerProcess:
             except ServerError as error:
                 code = self._process.poll()
                 if code is not None:
-                    raise ServerError(f"the server ended with {code}: {self.last_words()}") from error
+                    said = self.last_words()
+                    raise ServerError(f"the server ended with {code}: {said}") from error
                 if time.monotonic() > deadline:
                     raise ServerError(f"the server is not ready: {self.last_words()}") from error
             time.sleep(_POLL_SECONDS)
