@@ -216,6 +216,7 @@ def _panel(
     axes: Axes, varied: str, cases: Sequence[Case], measure: Callable[[Contender], float | None]
 ) -> None:
     names = dict.fromkeys(c["name"] for case in cases for c in case["contenders"])
+    values: list[float] = []
     for name in names:
         points = [
             (case["workload"][varied], value)
@@ -223,6 +224,7 @@ def _panel(
             for contender in case["contenders"]
             if contender["name"] == name and (value := measure(contender)) is not None
         ]
+        values += [value for _, value in points]
         look = _look(name)
         axes.plot(
             [x for x, _ in points],
@@ -239,7 +241,7 @@ def _panel(
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-    _scale(axes, [float(y) for line in axes.get_lines() for y in line.get_ydata()])
+    _scale(axes, values)
     axes.set_xlabel("branches" if varied == "branches" else "document (tokens)")
 
 
