@@ -85,8 +85,7 @@ def test_transformers_is_tried_with_a_batch_of_branches_and_with_one(
 
 
 def test_the_example_server_gets_the_room_that_a_case_takes() -> None:
-    """All copies only where it is cold; elsewhere the document is there before the branches come.
-    Several documents twice, for it fails with less."""
+    """For all copies where it is cold, else for one; twice for several, for it fails with less."""
     cases = case(), case(is_cold=True), case(document(20), document(30))
     rooms = [{s["room"] for s in ExampleServer.candidates(c)} for c in cases]
     assert rooms == [{"shared"}, {"shared", "copies"}, {"double"}]
