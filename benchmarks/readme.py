@@ -67,8 +67,8 @@ def _fan_out(result: Result) -> Iterator[str]:
         "[benchmarks/results](benchmarks/results)."
     )
     yield ""
-    yield "| contender | seconds (range) | prompt tokens computed | times the floor |"
-    yield "| --- | --- | --- | --- |"
+    yield "| contender | seconds (range) | times the floor | prompt tokens computed | peak MB |"
+    yield "| --- | --- | --- | --- | --- |"
     floor = _seconds(cases[0], "floor")
     for contender in cases[0]["contenders"]:
         name, seconds = contender["name"], contender["median_seconds"]
@@ -76,9 +76,12 @@ def _fan_out(result: Result) -> Iterator[str]:
         if name == "llama-server":
             slots = contender["settings"]["slots"]
             label += f", {slots} slot{'s' if slots > 1 else ''}"
+        if contender["settings"].get("prefill_flash_attention"):
+            label += ", two kernels"
         yield (
             f"| {label} | {seconds:.1f} ({_range(contender['seconds'])}) | "
-            f"{contender['computed_tokens']:,} | {seconds / floor:.2f} |"
+            f"{seconds / floor:.2f} | {contender['computed_tokens']:,} | "
+            f"{contender['peak_rss_bytes'] / 1e6:.0f} |"
         )
 
 
@@ -93,30 +96,25 @@ def _others() -> Iterator[str]:
         f"{_seconds(cold, 'chat-model'):.1f} s; with the document prefilled first "
         f"{_seconds(warm, 'chat-model'):.1f} s."
     )
-    empty, cached = w5["cases"]
     yield (
-        "- **Idle documents do not slow down the others.** Four documents with four readers each: "
-        + "; ".join(
-            f"{NAMES[name].replace('**this package**: ', '')} {_seconds(cached, name):.1f} s while "
-            f"four other documents are cached, {_seconds(empty, name):.1f} s in an empty cache"
-            for name in ("engine", "example-server")
-            if _contender(cached, name)["median_seconds"]
-        )
-        + "."
+        "- **Idle documents do not slow down the others.** Four documents with four readers each, "
+        "with four other documents cached and with none: " + _interleaved(*w5["cases"]) + "."
     )
     (fifty,) = w3["cases"]
+    wave = _contender(fifty, "floor")["settings"]["wave"]
     yield (
         f"- **{_named(fifty['workload']['branches'])} branches** of "
         f"{fifty['workload']['max_tokens']} tokens: whole graph {_seconds(fifty, 'graph'):.1f} s, "
-        f"engine {_seconds(fifty, 'engine'):.1f} s, the floor {_seconds(fifty, 'floor'):.1f} s, "
-        "each in waves of the size that is fastest for it."
+        f"engine {_seconds(fifty, 'engine'):.1f} s, both with the default of 16 at once; the floor "
+        f"{_seconds(fifty, 'floor'):.1f} s, in waves of {wave}, its fastest."
     )
     yield from _scaling(_load("fanout-W6"))
     (article,) = w1["cases"]
     fresh, graph = _seconds(article, "fresh-context"), _seconds(article, "graph")
     fields = article["article"]
     yield (
-        f"- **The published scheme's own workload** ({article['workload']['document_tokens']:,} "
+        "- **The article's own workload** (SwarmKV, Towards Data Science, June 2026; "
+        f"{article['workload']['document_tokens']:,} "
         f"tokens, {article['workload']['branches']} branches): fresh contexts {fresh:.1f} s, whole "
         f"graph {graph:.1f} s, {fresh / graph:.2f} times faster; the second branch is active "
         f"after {fields['branch_2_activation_seconds']:.2f} s instead of a prefill of "
@@ -127,22 +125,45 @@ def _others() -> Iterator[str]:
     yield (
         f"- **Next to the floor.** Engine and floor in one process, {floor['branches']} branches x "
         f"{floor['max_tokens']} tokens, medians of {len(floor['seconds']['engine'])}: the engine "
-        f"takes {floor['ratio']:.2f} of the floor's time. Of a decode step of "
+        f"takes {floor['ratio']:.2f} of the floor's time. Of a greedy decode step of "
         f"{python['branches']} branches Python takes {100 * python['event loop']['share']:.0f} %."
     )
 
 
 def _scaling(result: Result) -> Iterator[str]:
     cases = {case["workload"]["name"]: case for case in result["cases"]}
-    one, sixteen = cases["W6-d2048-b1"], cases["W6-d2048-b16"]
-    grows = {name: _seconds(sixteen, name) / _seconds(one, name) for name in ("engine", "mutex")}
-    rss = [_contender(case, "engine")["peak_rss_bytes"] for case in (one, sixteen)]
-    yield (
-        "- **Flat in the branches.** Over 2,048 tokens sixteen branches of "
-        f"{one['workload']['max_tokens']} tokens take {grows['engine']:.1f} times as long as one, "
-        f"behind a lock {grows['mutex']:.1f} times. Peak memory is {rss[1] / 1e6:.0f} MB instead "
-        f"of {rss[0] / 1e6:.0f} ({rss[1] / rss[0]:.2f} times)."
+    sizes = [cases[f"W6-d2048-b{branches}"] for branches in (1, 16, 64)]
+    seconds, megabytes = (
+        {
+            name: ", ".join(f"{_contender(case, name)[field] * unit:.{digits}f}" for case in sizes)
+            for name in ("engine", "mutex")
+        }
+        for field, unit, digits in (("median_seconds", 1, 1), ("peak_rss_bytes", 1e-6, 0))
     )
+    num_runs = len(_contender(sizes[0], "engine")["seconds"])
+    yield (
+        "- **More branches.** 1, 16 and 64 branches of "
+        f"{sizes[0]['workload']['max_tokens']} tokens over 2,048 tokens take {seconds['engine']} s "
+        f"and {megabytes['engine']} MB at most; one model behind a lock {seconds['mutex']} s and "
+        f"{megabytes['mutex']} MB ({'one run' if num_runs == 1 else f'{num_runs} runs'} each). "
+        "Most of the time of the first is the document's prefill, which all share: the longer the "
+        "document and the shorter the answers, the less there is to win."
+    )
+
+
+def _interleaved(empty: Result, cached: Result) -> str:
+    told = []
+    for contender in cached["contenders"]:
+        name = contender["name"]
+        label = NAMES[name].replace("**this package**: ", "").replace("llama-cpp-python's ", "the ")
+        if contender["error"]:
+            told.append(f"{label} failed")
+        else:
+            told.append(
+                f"{label} {_seconds(cached, name):.1f} and {_seconds(empty, name):.1f} s "
+                f"({contender['peak_rss_bytes'] / 1e6:.0f} MB)"
+            )
+    return "; ".join(told)
 
 
 def _contender(case: Result, name: str) -> Result:

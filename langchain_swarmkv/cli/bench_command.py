@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -108,14 +108,23 @@ def fanout(
             timeout_seconds=timeout_seconds,
         )
         with _terminated_as_interrupted(), status_on_stderr() as tell:
-            result = bench.run_benchmark(options, command=_command(), console=_wide(), tell=tell)
-        if json_out:
-            write_text(json_out, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+            result = bench.run_benchmark(
+                options,
+                command=_command(),
+                console=_wide(),
+                tell=tell,
+                save=lambda so_far: _write_json(json_out, so_far),
+            )
         if plot_out:
             for path in _module("plots").plot_results(result, plot_out):
                 Console(stderr=True).print(f"drawn: {path}", markup=False, highlight=False)
         if not bench.is_good(result):
             raise typer.Exit(1)
+
+
+def _write_json(json_out: Path | None, result: dict[str, Any]) -> None:
+    if json_out:
+        write_text(json_out, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
 def _module(name: str) -> ModuleType:
@@ -134,7 +143,8 @@ def _check_outputs(json_out: Path | None, plot_out: Path | None, inputs: list[Pa
     if plot_out:
         if find_spec("matplotlib") is None:
             raise ConfigurationError(
-                "--plot needs matplotlib: pip install 'langchain-swarmkv[bench]'."
+                "--plot needs matplotlib: pip install 'langchain-swarmkv[bench]', in a checkout "
+                "pip install '.[bench]'."
             )
         if not plot_out.is_dir():
             check_writable(plot_out)

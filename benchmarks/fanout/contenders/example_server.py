@@ -45,7 +45,7 @@ class ExampleServer(Contender):
         and share what it read. With several documents it needs twice the room: it keeps what it has
         read, admits more than fits, and fails (llama_decode 1).
         """
-        rooms = ["shared", "copies"] if case.is_cold else ["shared"]
+        rooms = ["copies", "shared"] if case.is_cold else ["shared"]
         if len(case.documents) > 1:
             rooms = ["double"]
         return [
