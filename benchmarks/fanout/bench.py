@@ -75,10 +75,10 @@ def run_benchmark(
     results = []
     for case in cases:
         results.append(_run_case(options, case, names, tell))
+        save(_result(options, command, results, unavailable))  # printing may fail: a closed pipe
         print_case(console, results[-1])
         if fields := results[-1].get("article"):
             print_article(console, fields)
-        save(_result(options, command, results, unavailable))
     for name, reason in unavailable.items():
         console.print(f"{name}: not run, {reason}", markup=False, highlight=False, soft_wrap=True)
     return _result(options, command, results, unavailable)

@@ -170,11 +170,15 @@ class PrefixCache:
         tokens = self._resident_index.tokens_of(seq_id)
         if self._is_stored(namespace, tokens):
             return
+        try:
+            state = self._engine.save(seq_id)
+        except (MemoryError, SequenceError):
+            return  # a copy that the host has no room for is computed again
         snapshot = KVSnapshot(
             identity=self._engine.facts.identity,
             namespace=namespace,
             tokens=tuple(tokens),
-            state=self._engine.save(seq_id),
+            state=state,
         )
         self.counters.num_spills += self._store.put(snapshot)
 
@@ -372,6 +376,9 @@ class PrefixCache:
             self._store.remove(snapshot.key)
             heapq.heappush(self._free, seq_id)
             return False
+        except BaseException:
+            heapq.heappush(self._free, seq_id)
+            raise
         self._ledger.append(seq_id, snapshot.num_tokens)
         self._add_resident(seq_id, namespace, snapshot.tokens)
         self.counters.num_restores += 1
