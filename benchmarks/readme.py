@@ -1,7 +1,7 @@
 """Write figures and pictures of the README from the files that the benchmarks wrote.
 
-Everything between the two marks in README.md comes from `benchmarks/results`; nothing there is
-edited by hand, and a test holds that. So do `docs/fanout-*.svg`.
+All numbers between the two marks in README.md come from `benchmarks/results`; nothing there is
+edited by hand, and a test holds that. `docs/fanout-*.svg` are drawn from the same files.
 
     python benchmarks/readme.py
 """

@@ -95,7 +95,7 @@ def _result(
         "workload": {"name": options.workload or "custom", **_sizes(results)},
         "model": {"name": options.model.name, "bytes": options.model.stat().st_size},
         **({"contenders": results[0]["contenders"]} if len(results) == 1 else {}),
-        "cases": list(results),
+        "cases": results,
         "unavailable": unavailable,
         "machine": machine(),
         "versions": versions(),

@@ -21,9 +21,9 @@ from .native import Chunk, Context, Logits, Model, rounded_cells
 __all__ = ["Agreement", "Answer", "judge"]
 
 TOLERANCE_QUANTISED = 0.5
-"""How far rounding moves the leading logits of a model with quantised weights: in the 60,000 tokens
-of benchmarks/results none is further than 0.54 behind the best, twice this being allowed. An answer
-without the first or last 64 tokens of its document was 1.5 to 2.3 behind."""
+"""How far rounding moves the leading logits of a model with quantised weights: of the 90,000 tokens
+in benchmarks/results/fanout-*.json none is further than 0.54 behind the best; twice this value is
+allowed."""
 TOLERANCE = 0.1
 """The same with weights of 16 or 32 bits; 0.08 was the most seen."""
 

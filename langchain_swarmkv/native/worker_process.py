@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 __all__ = ["run_worker"]
@@ -33,7 +34,28 @@ def run_worker(
         Why it failed, in llama.cpp's words; None: it was done.
     """
     said: list[str] = []
-    with subprocess.Popen(
+    with ThreadPoolExecutor(1) as starter:
+        # NOTE: on a thread of its own, for an interrupt within Popen would leave a child that
+        # nobody knows, and that goes on writing.
+        starting = starter.submit(_start, arguments)
+        try:
+            process = starting.result()
+            _read(process, said, on_tensor)
+            process.wait()
+        except BaseException:
+            starting.result().kill()
+            raise
+        finally:
+            with starting.result():  # closes its pipe, and waits
+                pass
+    if process.returncode == 0:
+        return None
+    told = "; ".join(line for line in said[-_MAX_REASON_LINES:] if line)
+    return told or f"no reason given, exit code {process.returncode}"
+
+
+def _start(arguments: tuple[str | Path, ...]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, _WORKER, *arguments],
         # llama.cpp would start a debugger to print a backtrace before it aborts.
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
@@ -42,19 +64,19 @@ def run_worker(
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                word, *numbers = line.split() or [""]
-                if word != "tensor":
-                    said.append(_SOURCE_FOLDER.sub("", line.strip()))
-                elif on_tensor is not None:
-                    on_tensor(int(numbers[0]), int(numbers[1]))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == 0:
-        return None
-    told = "; ".join(line for line in said[-_MAX_REASON_LINES:] if line)
-    return told or f"no reason given, exit code {process.returncode}"
+    )
+
+
+def _read(
+    process: subprocess.Popen[str],
+    said: list[str],
+    on_tensor: Callable[[int, int], None] | None,
+) -> None:
+    """Tell the tensors as they come, and collect in `said` what else it prints."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        word, *numbers = line.split() or [""]
+        if word != "tensor":
+            said.append(_SOURCE_FOLDER.sub("", line.strip()))
+        elif on_tensor is not None:
+            on_tensor(int(numbers[0]), int(numbers[1]))

@@ -173,6 +173,14 @@ def test_without_a_model_the_default_one_is_copied_to_the_current_folder(
     assert names(package) == {"shipped.gguf"}
 
 
+@pytest.mark.parametrize("option", ["model", "--out"])
+def test_the_home_of_nobody_is_refused(option: str, model: Path) -> None:
+    """In one line, as any path that leads nowhere."""
+    nowhere = "~no-such-user/x.gguf"
+    arguments = (nowhere,) if option == "model" else (model, "--out", nowhere)
+    assert_refused(swarmkv("optimize", *arguments))
+
+
 def test_a_terminal_gets_a_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, and it is gone at the end."""
     screen = io.StringIO()
@@ -182,12 +190,13 @@ def test_a_terminal_gets_a_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "Converting" in screen.getvalue()
 
 
-def test_an_interrupt_leaves_nothing_half_written(model: Path) -> None:
-    """Ctrl-C: one line, exit code 130, and no file but the model."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing_half_written(model: Path, number: signal.Signals) -> None:
+    """Ctrl-C, or a signal to end: one line, exit code 130, and no file but the model."""
     process = swarmkv_process("optimize", model)
     assert process.stderr is not None
     assert process.stderr.readline() == "converting\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert stderr == "error: interrupted.\n"
     assert process.returncode == 130

@@ -25,7 +25,9 @@ def run(tiny_long: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     for name in ("Wrong", "Crashing"):
         monkeypatch.setitem(bench.CONTENDERS, name.lower(), f"{fakes.HERE}:{name}")
 
-    def run(contenders: str, console: Console | None = None) -> dict[str, Any]:
+    def run(
+        contenders: str, console: Console | None = None, **more: Callable[..., None]
+    ) -> dict[str, Any]:
         options = bench.Options(
             model=tiny_long,
             sizes=Sizes(100, 2, 4),
@@ -35,7 +37,9 @@ def run(tiny_long: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
             tunes=False,
         )
         console = console or Console(file=io.StringIO())
-        return bench.run_benchmark(options, command=["it"], console=console, tell=lambda text: None)
+        return bench.run_benchmark(
+            options, command=["it"], console=console, tell=lambda text: None, **more
+        )
 
     return run
 
@@ -58,6 +62,19 @@ def test_the_result_holds_what_readers_of_it_need(run: Callable[..., dict[str, A
         assert len(contender["activation_seconds"]) == 2
     assert fresh["computed_tokens"] > floor["computed_tokens"]
     assert floor["computed_tokens"] == result["workload"]["shared_prompt_tokens"]
+
+
+def test_a_result_is_saved_before_it_is_printed(run: Callable[..., dict[str, Any]]) -> None:
+    """A full disk behind stdout, or a reader who leaves, takes no measurement along."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("no space")
+
+    saved: list[dict[str, Any]] = []
+    with pytest.raises(OSError, match="no space"):
+        run("floor", Console(file=Closed()), save=saved.append)
+    assert [case["workload"]["branches"] for case in saved[0]["cases"]] == [2]
 
 
 def test_who_is_wrong_or_fails_is_shown(run: Callable[..., dict[str, Any]]) -> None:

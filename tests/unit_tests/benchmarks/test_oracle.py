@@ -102,6 +102,17 @@ def test_text_alone_is_right_only_beside_more_that_is_judged(
         assert is_right(contender) is expected, (outputs, agreement)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "exact", "expected"),
+    [(4, 2, True), (4, 1, False), (100, 80, True), (100, 79, False), (100, 100, True)],
+)
+def test_most_tokens_must_be_the_best(tokens: int, exact: int, expected: bool) -> None:
+    """However close to it they all are: a wrong document leaves many near-ties."""
+    agreement = {"tokens": tokens, "agreeing": tokens, "exact": exact, "branches": 1}
+    contender = {"error": None, "oracle_agreement": {**agreement, "unjudged_branches": 0}}
+    assert is_right(contender) is expected
+
+
 def test_the_floor_answers_alike_in_waves(tiny_long: Path, tiny_case: Case, right: Outputs) -> None:
     """Whatever the wave size and however the branches lie in the batches."""
     for wave in (1, 2, 3):
