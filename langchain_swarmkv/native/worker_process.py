@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["run_worker"]
@@ -34,24 +36,44 @@ def run_worker(
         Why it failed, in llama.cpp's words; None: it was done.
     """
     said: list[str] = []
-    with ThreadPoolExecutor(1) as starter:
-        # NOTE: on a thread of its own, for an interrupt within Popen would leave a child that
-        # nobody knows, and that goes on writing.
-        starting = starter.submit(_start, arguments)
-        try:
-            process = starting.result()
-            _read(process, said, on_tensor)
-            process.wait()
-        except BaseException:
-            starting.result().kill()
-            raise
-        finally:
-            with starting.result():  # closes its pipe, and waits
+    process: subprocess.Popen[str] | None = None
+    try:
+        with _interrupts_later():
+            process = _start(arguments)
+        _read(process, said, on_tensor)
+        process.wait()
+    finally:
+        if process is not None:
+            process.kill()  # harmless where it has ended
+            with process:  # closes its pipe, and waits
                 pass
     if process.returncode == 0:
         return None
     told = "; ".join(line for line in said[-_MAX_REASON_LINES:] if line)
     return told or f"no reason given, exit code {process.returncode}"
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Raise at the end what would interrupt: within Popen it would leave a child nobody knows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    noted: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: noted.append(number))
+        for number in numbers
+        if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in noted:
+        signal.raise_signal(number)
 
 
 def _start(arguments: tuple[str | Path, ...]) -> subprocess.Popen[str]:
