@@ -323,9 +323,9 @@ class ChatSwarmKV(BaseChatModel):
         text, instructions = document_parts(messages)
         engine = self._engine()
         ref = DocumentRef(
-            digest=document_digest(self.cache_salt, engine.facts.identity, ids),
+            digest=document_digest(self.cache_salt, engine.facts.identity.digest, ids),
             num_tokens=len(ids),
-            model=engine.facts.identity,
+            model=engine.facts.identity.digest,
             text_key="document",
             instructions=instructions,
         )
@@ -472,7 +472,7 @@ class ChatSwarmKV(BaseChatModel):
     @property
     def _given_identity(self) -> str:
         assert self.engine is not None
-        return self.engine.facts.identity
+        return self.engine.facts.identity.digest
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:

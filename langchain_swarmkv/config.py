@@ -12,7 +12,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["MAX_SEQUENCES", "EngineConfig", "FlashAttention", "KVType", "SamplingParams"]
+__all__ = [
+    "MAX_SEQUENCES",
+    "EngineConfig",
+    "FlashAttention",
+    "KVType",
+    "SamplingParams",
+    "SnapshotPolicy",
+]
 
 MAX_SEQUENCES = 256
 """llama.cpp's own limit on sequence ids in one context (`LLAMA_MAX_SEQ`, src/llama-cparams.h)."""
@@ -41,6 +48,20 @@ class KVType(str, Enum):
     BF16 = "bf16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+
+
+class SnapshotPolicy(str, Enum):
+    """Which prefixes go to the disk by themselves, where a folder for snapshots is given.
+
+    A branch over a document that is there already does not: the document is what costs.
+    """
+
+    WRITE_THROUGH = "write_through"
+    """Each as soon as it has been computed: they survive whatever ends the process."""
+    WRITE_BACK = "write_back"
+    """When memory has no more room for it, and at the end, if the engine is closed."""
+    NEVER = "never"
+    """Only what is asked for (`persist`)."""
 
 
 class EngineConfig(BaseModel):

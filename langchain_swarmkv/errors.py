@@ -75,6 +75,10 @@ __all__ = [
     "RequestTimeoutError",
     "SequenceError",
     "SnapshotError",
+    "SnapshotFormatError",
+    "SnapshotKeyError",
+    "SnapshotMismatchError",
+    "SnapshotStorageError",
     "SwarmKVError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
@@ -242,6 +246,28 @@ class DecodeFatalError(DecodeError):
 
 class SnapshotError(SwarmKVError, RuntimeError):
     """A snapshot is malformed, or its store is closed."""
+
+
+class SnapshotFormatError(SnapshotError):
+    """The file is no snapshot, damaged, or made by another release; `path` and `reason` say."""
+
+
+class SnapshotKeyError(SnapshotError):
+    """The snapshot is encrypted, and the key is missing or another one."""
+
+
+class SnapshotMismatchError(SnapshotError):
+    """The snapshot is of another model or of other settings.
+
+    Attributes:
+        field: of the identity, the first that differs.
+        expected: what this engine has there.
+        seen: what the snapshot has there.
+    """
+
+
+class SnapshotStorageError(SnapshotError):
+    """The file system does not let a snapshot be read or written; `path` says where."""
 
 
 class GraphError(SwarmKVError, ValueError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import struct
 from collections import Counter
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, Sampl
 from langchain_swarmkv.engine.cells import CellLedger
 from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, ModelFacts, Sampler
 from langchain_swarmkv.engine.grammar import check_grammar
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.errors import (
     DecodeFatalError,
@@ -32,12 +33,13 @@ from langchain_swarmkv.native.library import library_version
 from langchain_swarmkv.native.model import ModelHandle
 from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
+from langchain_swarmkv.native.sequence_state import SequenceState
 
 __all__ = ["LlamaEngine", "available_cores", "weights_digest"]
 
-# magic, identity, tokens, bytes of the native state, their checksum
-_STATE_HEADER = struct.Struct("<8s32sQQ32s")
-_STATE_MAGIC = b"SWARMKV1"
+# magic, digest of the identity, layout of V, tokens, bytes of the native state, their checksum
+_STATE_HEADER = struct.Struct("<8s32sIQQ32s")
+_STATE_MAGIC = b"SWARMKV2"
 _CHECKSUM_COLUMNS = 4096
 _MAX_RUNNING_ON_CPU = 16
 """Each token attends over the cells of all that run, so more at once may take longer in all; see
@@ -103,10 +105,11 @@ class LlamaEngine(Engine):
             # A state that does not grow with its tokens slows down nobody.
             move_cost_tokens=_MOVE_COST_TOKENS_ON_CPU if on_cpu and kv_bytes_per_token else None,
         )
+        architecture = model.metadata("general.architecture") or "unknown"
         self.facts = ModelFacts(
             name=config.model_path.stem,
-            architecture=model.metadata("general.architecture") or "unknown",
-            identity=_identity(config, settings),
+            architecture=architecture,
+            identity=_identity(config, settings, architecture, self.tokenizer.digest),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -123,6 +126,7 @@ class LlamaEngine(Engine):
             batch.add(0, [0], position, want_logits=True)
             self.decode(batch)
             sizes.append(self._native.state_size(0))
+        self._v_layout = _v_layout(self._native.save(0))
         self.clear(0)
         return max(0, sizes[1] - sizes[0])
 
@@ -245,9 +249,10 @@ class LlamaEngine(Engine):
         num_tokens = self.num_tokens(seq_id)
         saved = self._native.save(seq_id, skip_bytes=_STATE_HEADER.size)
         state = saved[_STATE_HEADER.size :]
-        identity = bytes.fromhex(self.facts.identity)
+        identity = bytes.fromhex(self.facts.identity.digest)
+        layout = self._v_layout.value
         _STATE_HEADER.pack_into(
-            saved, 0, _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
+            saved, 0, _STATE_MAGIC, identity, layout, num_tokens, len(state), _checksum(state)
         )
         return saved.tobytes()
 
@@ -264,10 +269,11 @@ class LlamaEngine(Engine):
     def _checked_state(self, state: bytes, num_tokens: int) -> memoryview:
         if len(state) < _STATE_HEADER.size:
             raise SequenceError(f"a state of {len(state)} bytes is too short to have a header.")
-        magic, identity, saved_tokens, num_bytes, checksum = _STATE_HEADER.unpack_from(state)
+        header = _STATE_HEADER.unpack_from(state)
+        magic, identity, layout, saved_tokens, num_bytes, checksum = header
         if magic != _STATE_MAGIC:
             raise SequenceError("not a state that this package saved.")
-        if identity.hex() != self.facts.identity:
+        if identity.hex() != self.facts.identity.digest:
             raise SequenceError("the state belongs to another model or to other settings.")
         payload = memoryview(state)[_STATE_HEADER.size :]
         if saved_tokens != num_tokens or num_bytes != len(payload):
@@ -277,7 +283,16 @@ class LlamaEngine(Engine):
             )
         if _checksum(payload) != checksum:
             raise SequenceError("the state is damaged: its checksum differs.")
-        return payload
+        return self._in_our_layout(payload, layout)
+
+    def _in_our_layout(self, payload: memoryview, layout: int) -> bytes | memoryview:
+        """The state as this context's attention kernel keeps V."""
+        if layout == self._v_layout.value:
+            return payload
+        if _VLayout.UNKNOWN.value in (layout, self._v_layout.value):
+            raise SequenceError("the state is laid out otherwise than this context's.")
+        is_transposed = self._v_layout is _VLayout.TRANSPOSED
+        return SequenceState.parse(payload).rewrite(transposed=is_transposed)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -287,6 +302,22 @@ class LlamaEngine(Engine):
             self._model.close()
         self._context = self._model = None
         self.tokenizer.close()
+
+
+class _VLayout(Enum):
+    """How a state keeps V, by the attention kernel; UNKNOWN for caches of other kinds."""
+
+    UNKNOWN = 0
+    ROWS = 1
+    TRANSPOSED = 2
+
+
+def _v_layout(state: memoryview) -> _VLayout:
+    try:
+        parsed = SequenceState.parse(state)
+    except SequenceError:
+        return _VLayout.UNKNOWN
+    return _VLayout.TRANSPOSED if parsed.is_transposed else _VLayout.ROWS
 
 
 class _LlamaSampler(Sampler):
@@ -355,16 +386,19 @@ def available_cores() -> int:
     return cores
 
 
-def _identity(config: EngineConfig, settings: ContextSettings) -> str:
-    """Digest of all that changes the KV of a token sequence, or the form it is saved in."""
-    parts = {
-        "weights": weights_digest(config.model_path),
-        "kv_types": [settings.kv_type_k, settings.kv_type_v],
-        "flash_attention": [settings.flash_attention, config.prefill_flash_attention],
-        "rope": [settings.rope_freq_base, settings.rope_freq_scale],
-        "llama_cpp": library_version(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def _identity(
+    config: EngineConfig, settings: ContextSettings, architecture: str, tokenizer: str
+) -> ModelIdentity:
+    base, scale = settings.rope_freq_base, settings.rope_freq_scale
+    return ModelIdentity(
+        weights=weights_digest(config.model_path),
+        architecture=architecture,
+        tokenizer=tokenizer,
+        kv_type_k=settings.kv_type_k,
+        kv_type_v=settings.kv_type_v,
+        rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
+        llama_cpp=library_version(),
+    )
 
 
 def weights_digest(path: Path) -> str:

@@ -28,6 +28,8 @@ from langchain_swarmkv.engine.contract import Sampler
 from langchain_swarmkv.errors import RequestTimeoutError
 from langchain_swarmkv.scheduling.channel import Channel
 from langchain_swarmkv.scheduling.text_stream import TextStream
+from langchain_swarmkv.snapshots.store import StoredPrefix
+from langchain_swarmkv.snapshots.tiers import Fetch
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 
 __all__ = [
@@ -114,6 +116,7 @@ class Request:
         namespace: str,
         keep_prefix: bool,
         pin: str | None,
+        persist: bool = False,
         timeout_seconds: float | None,
         now: float,
     ) -> None:
@@ -138,8 +141,13 @@ class Request:
         self.sampler: Sampler | None = None
         self.seed = params.seed or 0
         self.prefix_source = PrefixSource.NONE
-        self.prefix_was_restored = False
-        """Whether its prefix came back from the store, perhaps some steps before it is admitted."""
+        self.persist = persist
+        self.restored_from: PrefixSource | None = None
+        """Where its prefix came back from, perhaps some steps before it is admitted."""
+        self.fetch: Fetch | None = None
+        """A snapshot that is being read for it, or has been."""
+        self.has_fetched = False
+        """Whether one was read: it is tried once."""
         self.waits_for: tuple[Request, int] | None = None
         """(leader, num_tokens): a request whose prefill is to be forked at that length."""
         self.branch_points: set[int] = set()
@@ -174,11 +182,21 @@ class Request:
 
     @property
     def is_prefix_pending(self) -> bool:
-        """Whether the prefix that this request waits for is still being computed."""
+        """Whether the prefix that this request waits for is still being computed, or read."""
+        if self.fetch is not None and not self.fetch.done():
+            return True
         if self.waits_for is None:
             return False
         leader, num_tokens = self.waits_for
         return leader.status is RequestStatus.PREFILL and leader.num_written < num_tokens
+
+    def take_fetched(self) -> StoredPrefix | None:
+        """The snapshot that was read for it, once; None: there is none, or it could not be used."""
+        fetch, self.fetch = self.fetch, None
+        if fetch is None:
+            return None
+        self.has_fetched = True
+        return None if fetch.cancelled() else fetch.result()
 
     def next_stop(self) -> int:
         """Where the next prefill chunk must end at the latest."""

@@ -12,6 +12,7 @@ import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
 from langchain_swarmkv.engine import llama
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama import LlamaEngine, weights_digest
 from langchain_swarmkv.errors import SequenceError
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
@@ -24,7 +25,7 @@ def open_engine(path: Path, **options: Any) -> LlamaEngine:
     return LlamaEngine(EngineConfig(model_path=path, **{**defaults, **options}))
 
 
-def identity(path: Path, **options: Any) -> str:
+def identity(path: Path, **options: Any) -> ModelIdentity:
     engine = open_engine(path, **options)
     engine.close()
     return engine.facts.identity
@@ -77,15 +78,14 @@ def test_a_touched_file_is_the_same_model(tiny_gguf: TinyGguf, tmp_path: Path) -
         {"kv_type_v": KVType.F32},
         {"rope_freq_base": 20000.0},
         {"rope_freq_scale": 0.5},
-        {"flash_attention": FlashAttention.ON},
     ],
 )
-def test_what_changes_kv_or_its_form_changes_the_identity(
-    tiny_llama: Path, options: dict[str, Any]
-) -> None:
-    """And a state of one is refused by the other, both ways."""
+def test_what_changes_kv_changes_the_identity(tiny_llama: Path, options: dict[str, Any]) -> None:
+    """In the field of that setting; and a state of one is refused by the other, both ways."""
     plain, other = open_engine(tiny_llama), open_engine(tiny_llama, **options)
-    assert plain.facts.identity != other.facts.identity
+    difference = plain.facts.identity.difference(other.facts.identity)
+    assert difference is not None
+    assert difference.field in (*options, "rope")
     for source, target in ((plain, other), (other, plain)):
         append(source, 0, DOCUMENT[:40])
         with pytest.raises(SequenceError):
@@ -106,12 +106,14 @@ def test_what_changes_kv_or_its_form_changes_the_identity(
         {"mixed_prefill_tokens": 7},
         {"device": "shelf"},
         {"flash_attention": FlashAttention.OFF},
+        {"flash_attention": FlashAttention.ON},
+        {"prefill_flash_attention": True},
     ],
 )
 def test_what_does_not_change_kv_keeps_the_identity(
     tiny_llama: Path, options: dict[str, Any]
 ) -> None:
-    """Sizes, threads and names; and off is what AUTO means on a CPU."""
+    """Sizes, threads, names and kernels: a state of either kernel serves the other."""
     assert identity(tiny_llama, **options) == identity(tiny_llama)
 
 
