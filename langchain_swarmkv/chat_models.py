@@ -25,14 +25,21 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self, override
 
-from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.config import (
+    EngineConfig,
+    FlashAttention,
+    KVType,
+    SamplingParams,
+    SnapshotPolicy,
+    SnapshotSettings,
+)
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.answers import last_chunk, text_chunk
 from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
 from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import as_messages
-from langchain_swarmkv.prompts.session import Seat
+from langchain_swarmkv.prompts.session import EngineKey, Seat
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
@@ -40,6 +47,7 @@ from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 __all__ = ["ChatSwarmKV"]
 
 _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
+_SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens")
 
@@ -114,8 +122,12 @@ class ChatSwarmKV(BaseChatModel):
 
     engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
     """Use this engine instead of loading `model_path`. It stays its owner's to close."""
-    snapshot_memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Host memory for prefixes that had to leave the pool."""
+
+    # Where prefixes go that leave the pool; `SnapshotSettings` documents and checks these.
+    snapshot_memory_bytes: int = 1 << 30
+    snapshot_dir: Path | None = None
+    snapshot_policy: SnapshotPolicy = SnapshotPolicy.WRITE_THROUGH
+
     chat_template: str | None = None
     """Jinja source; None: the model's own template, or plain words if it has none."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -133,12 +145,13 @@ class ChatSwarmKV(BaseChatModel):
             raise ValueError("give either model_path or engine.")
         ignored = [
             name
-            for name in (*_ENGINE_FIELDS, "snapshot_memory_bytes")
+            for name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS)
             if getattr(self, name) != type(self).model_fields[name].default
         ]
         if self.engine is not None and ignored:
             raise ValueError(f"{', '.join(ignored)}: the engine that was given has its own.")
         self._sampling_params(None, {})
+        self.snapshot_settings  # noqa: B018 - checked early
         self._seat = Seat(self._engine_key)
         return self
 
@@ -150,6 +163,13 @@ class ChatSwarmKV(BaseChatModel):
         if self.model_path is None:
             return None
         return _validated(EngineConfig, {name: getattr(self, name) for name in _ENGINE_FIELDS})
+
+    @property
+    def snapshot_settings(self) -> SnapshotSettings:
+        """Where the prefixes of the engine that is loaded at the first call go."""
+        return _validated(
+            SnapshotSettings, {name: getattr(self, name) for name in _SNAPSHOT_FIELDS}
+        )
 
     @property
     def model_name(self) -> str:
@@ -188,15 +208,15 @@ class ChatSwarmKV(BaseChatModel):
         self.close()
 
     @property
-    def _engine_key(self) -> tuple[EngineConfig | None, int]:
-        return self.engine_config, self.snapshot_memory_bytes
+    def _engine_key(self) -> EngineKey:
+        return self.engine_config, self.snapshot_settings
 
     def _engine(self) -> SwarmEngine:
         self._seat.check_open()
         return self.engine if self.engine is not None else self._seat.engine()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in (*_ENGINE_FIELDS, "engine", "snapshot_memory_bytes"):
+        if name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS, "engine"):
             raise ConfigurationError(
                 f"{name} cannot be changed any more, others may use the engine. Use "
                 f"model_copy(update={{{name!r}: ...}}) or make a new object."

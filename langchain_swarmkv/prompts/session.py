@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from langchain_swarmkv.config import EngineConfig
+from langchain_swarmkv.config import EngineConfig, SnapshotSettings
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import EngineClosedError
 from langchain_swarmkv.prompts.encoder import PromptEncoder
@@ -27,8 +27,8 @@ from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
 __all__ = ["EngineKey", "Seat"]
 
-EngineKey: TypeAlias = tuple[EngineConfig | None, int]
-"""Engine settings (None: the user's own engine) and bytes of snapshot memory."""
+EngineKey: TypeAlias = tuple[EngineConfig | None, SnapshotSettings]
+"""Engine settings (None: the user's own engine), and where its prefixes go."""
 
 MAX_DOCUMENTS = 256
 """Texts kept for `recall`; the oldest go first."""
@@ -87,11 +87,9 @@ class _Session:
                 self.loaded_engine = None
                 release_engine(dead)
             if self.loaded_engine is None:
-                config, snapshot_memory_bytes = self.key
+                config, snapshots = self.key
                 assert config is not None
-                self.loaded_engine = acquire_engine(
-                    config, snapshot_memory_bytes=snapshot_memory_bytes
-                )
+                self.loaded_engine = acquire_engine(config, snapshots)
             return self.loaded_engine
 
     def tokenizer(self) -> Tokenizer:
