@@ -28,6 +28,7 @@ from langchain_swarmkv.engine.contract import Sampler
 from langchain_swarmkv.errors import RequestTimeoutError
 from langchain_swarmkv.scheduling.channel import Channel
 from langchain_swarmkv.scheduling.text_stream import TextStream
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import StoredPrefix
 from langchain_swarmkv.snapshots.tiers import Fetch
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
@@ -112,13 +113,14 @@ class Request:
         tokens: list[int],
         params: SamplingParams,
         *,
-        name: str,
         namespace: str,
-        keep_prefix: bool,
-        pin: str | None,
-        persist: bool = False,
-        timeout_seconds: float | None,
         now: float,
+        name: str = "",
+        keep_prefix: bool = True,
+        pin: str | None = None,
+        persist: bool = False,
+        wants_snapshot: bool = False,
+        timeout_seconds: float | None = None,
     ) -> None:
         self.request_id = next(_request_ids)
         self.tokens = tokens
@@ -142,6 +144,9 @@ class Request:
         self.seed = params.seed or 0
         self.prefix_source = PrefixSource.NONE
         self.persist = persist
+        self.wants_snapshot = wants_snapshot
+        self.snapshot: KVSnapshot | None = None
+        """What it wrote, taken when it ended."""
         self.restored_from: PrefixSource | None = None
         """Where its prefix came back from, perhaps some steps before it is admitted."""
         self.fetch: Fetch | None = None

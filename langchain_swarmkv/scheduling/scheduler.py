@@ -457,8 +457,10 @@ class Scheduler:
     def _vacate(self, request: Request, *, keep: bool, pin: str | None) -> None:
         """Take a running request's sequence, and leave what it wrote as a prefix if `keep`."""
         self._leave(request)
+        written = (request.tokens + request.output_tokens)[: request.num_written]
+        if request.wants_snapshot:
+            request.snapshot = self.cache.snapshot(request.seq_id, request.namespace, written)
         if keep:
-            written = (request.tokens + request.output_tokens)[: request.num_written]
             self.cache.keep(request.seq_id, written, pin, persist=request.persist)
         else:
             self.cache.close(request.seq_id)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from typing_extensions import Self
@@ -35,13 +36,15 @@ from langchain_swarmkv.errors import (
     EngineClosedError,
     ForkedProcessError,
     InvalidRequestError,
+    SnapshotError,
+    SnapshotMismatchError,
 )
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
 from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
-from langchain_swarmkv.snapshots.snapshot import prefix_namespace
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
 from langchain_swarmkv.snapshots.store import SnapshotStore
 from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.statistics import EngineStatistics
@@ -115,6 +118,11 @@ class SwarmEngine:
         self.tokenizer: Tokenizer = self._loop.engine.tokenizer
 
     @property
+    def has_disk(self) -> bool:
+        """Whether there is a folder or store for snapshots."""
+        return self._loop.has_disk
+
+    @property
     def closed(self) -> bool:
         """Whether requests are refused."""
         return self._loop.closed
@@ -158,27 +166,37 @@ class SwarmEngine:
         self._loop.check_usable()
         if persist and not self._loop.has_disk:
             raise ConfigurationError("persist needs a snapshot_dir or a snapshot_store.")
-        token_list = self._checked(tokens)
-        self._check_fits(len(token_list), params.max_tokens)
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise InvalidRequestError(
                 f"timeout_seconds={timeout_seconds} must be positive or None."
             )
         if params.grammar is not None:
             check_grammar(params.grammar)
-        request = Request(
-            token_list,
+        request = self._request(
+            tokens,
             params,
+            cache_salt=cache_salt,
             name=name,
-            namespace=self._namespace(cache_salt),
             keep_prefix=keep_prefix,
             pin=pin,
             persist=persist,
             timeout_seconds=timeout_seconds,
-            now=self._loop.scheduler.now,
         )
         self._loop.submit(request)
         return RequestHandle(request, self._loop.cancel, self)
+
+    def _request(
+        self, tokens: Sequence[int], params: SamplingParams, *, cache_salt: str, **options: Any
+    ) -> Request:
+        token_list = self._checked(tokens)
+        self._check_fits(len(token_list), params.max_tokens)
+        return Request(
+            token_list,
+            params,
+            namespace=self._namespace(cache_salt),
+            now=self._loop.scheduler.now,
+            **options,
+        )
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         try:
@@ -245,6 +263,51 @@ class SwarmEngine:
         """
         self._loop.check_usable()
         self._loop.call(self._loop.scheduler.reset_prefix_cache)
+
+    def snapshot(self, tokens: Sequence[int], *, cache_salt: str = "") -> KVSnapshot:
+        """The KV of exactly these tokens, computed first as far as it is not in the cache.
+
+        Raises:
+            SwarmKVError: as `submit`, or whatever makes the prefill fail.
+        """
+        self._loop.check_usable()
+        request = self._request(
+            tokens, SamplingParams(max_tokens=0), cache_salt=cache_salt, wants_snapshot=True
+        )
+        self._loop.submit(request)
+        RequestHandle(request, self._loop.cancel, self).result()
+        assert request.snapshot is not None  # taken before the request ended
+        return request.snapshot
+
+    def insert(self, snapshot: KVSnapshot, *, cache_salt: str = "") -> None:
+        """Make a snapshot one that later requests with this salt may use.
+
+        Raises:
+            SnapshotMismatchError: it is of another model, of other settings or of another salt;
+                `field` says which.
+            SnapshotError: host memory has no room for it.
+        """
+        self._loop.check_usable()
+        ours = self.facts.identity
+        difference = ours.difference(snapshot.identity)
+        if difference is not None:
+            raise SnapshotMismatchError(
+                f"The snapshot is of another {difference.field}: {difference.theirs}; this "
+                f"engine's is {difference.ours}.",
+                field=difference.field,
+                expected=difference.ours,
+                seen=difference.theirs,
+            )
+        if snapshot.namespace != self._namespace(cache_salt):
+            raise SnapshotMismatchError(
+                "The snapshot was saved under another cache_salt.", field="cache_salt"
+            )
+        if not self._loop.insert(snapshot):
+            raise SnapshotError(
+                f"There is no room in host memory for a snapshot of {snapshot.num_bytes} bytes; "
+                "raise snapshot_memory_bytes.",
+                num_bytes=snapshot.num_bytes,
+            )
 
     def flush(self) -> None:
         """Wait until every snapshot that is on its way to the disk is there."""
@@ -387,6 +450,9 @@ class _EngineLoop:
 
     def flush(self) -> None:
         self._tiers.flush()
+
+    def insert(self, snapshot: KVSnapshot) -> bool:
+        return self._tiers.memory.put(snapshot)
 
     def statistics(self) -> EngineStatistics:
         if self._last_statistics is not None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -30,10 +29,12 @@ from langchain_swarmkv.errors import ConfigurationError, SnapshotError, Snapshot
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.snapshot_file import (
+    TEMPORARY_SUFFIX,
     SnapshotHead,
     read_head,
     read_snapshot,
-    write_snapshot,
+    storage_error,
+    write_temporary,
 )
 from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
 from langchain_swarmkv.snapshots.wrapping import Compression, SnapshotCipher
@@ -43,7 +44,6 @@ __all__ = ["DiskSnapshotStore", "StoredFile"]
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(?P<key>[0-9a-f]+)\.swarmkv")
-_TEMPORARY_SUFFIX = ".swarmkv-tmp"
 _LOCK_NAME = ".swarmkv-lock"
 _LOCK_SECONDS = 60.0
 _TIMER_TICK_NS = 50_000_000
@@ -243,25 +243,10 @@ class DiskSnapshotStore(SnapshotStore):
         return pinned + num_bytes <= self.max_bytes
 
     def _write(self, snapshot: KVSnapshot) -> Path:
-        name = f".{snapshot.key[:16]}-{os.getpid()}-{secrets.token_hex(6)}{_TEMPORARY_SUFFIX}"
-        temporary = self.path / name
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        with _as_storage_error(temporary, "written"):
-            descriptor = os.open(temporary, flags, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    lock_descriptor(descriptor, blocking=False)  # until it is closed
-                    write_snapshot(
-                        file, snapshot, compression=self._compression, cipher=self._cipher
-                    )
-                    file.flush()
-                    os.fsync(descriptor)
-                os.utime(temporary, ns=(self._next_use_ns(),) * 2)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        return temporary
+        with _as_storage_error(self.path, "written to"):
+            return write_temporary(
+                self.path, snapshot, compression=self._compression, cipher=self._cipher
+            )
 
     def _commit(self, snapshot: KVSnapshot, temporary: Path) -> bool:
         with self._lock, self._locked_folder():
@@ -273,6 +258,7 @@ class DiskSnapshotStore(SnapshotStore):
             key = snapshot.key
             self._evict_until(self.max_bytes - num_bytes, spare=key)
             with _as_storage_error(self.path, "written to"):
+                os.utime(temporary, ns=(self._next_use_ns(),) * 2)
                 os.replace(temporary, self.path / f"{key}.swarmkv")
                 self._sync_folder()
             self._look(again=True)
@@ -289,7 +275,7 @@ class DiskSnapshotStore(SnapshotStore):
                 path=str(self.path),
             ) from None
         except OSError as error:
-            raise _storage_error(self.path, "locked", error) from error
+            raise storage_error(self.path, "locked", error) from error
         try:
             yield
         finally:
@@ -404,7 +390,7 @@ class DiskSnapshotStore(SnapshotStore):
 
     def _remove_litter(self) -> None:
         """Delete the temporary files of processes that ended while they wrote."""
-        for path in self.path.glob(f".*{_TEMPORARY_SUFFIX}"):
+        for path in self.path.glob(f".*{TEMPORARY_SUFFIX}"):
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _YOUNG_SECONDS and not _is_locked(path):
                     path.unlink()
@@ -448,9 +434,4 @@ def _as_storage_error(path: Path, verb: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a null byte in a path
-        raise _storage_error(path, verb, error) from error
-
-
-def _storage_error(path: Path, verb: str, error: Exception) -> SnapshotStorageError:
-    reason = getattr(error, "strerror", None) or error
-    return SnapshotStorageError(f"{path} cannot be {verb}: {reason}.", path=str(path))
+        raise storage_error(path, verb, error) from error

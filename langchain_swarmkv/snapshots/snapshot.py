@@ -46,6 +46,8 @@ class KVSnapshot:
     With them a prompt of exactly these tokens can go on without computing any."""
     model_name: str = ""
     """For people."""
+    extra: bytes = field(default=b"", repr=False)
+    """The caller's own, kept with it: the text of a document, say."""
 
     def __post_init__(self) -> None:
         kinds: dict[str, type] = {
@@ -72,7 +74,8 @@ class KVSnapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes of the state and of the token ids, as a store counts them."""
-        return len(self.state) + len(self.logits or b"") + _BYTES_PER_TOKEN * self.num_tokens
+        payload_bytes = len(self.state) + len(self.logits or b"") + len(self.extra)
+        return payload_bytes + _BYTES_PER_TOKEN * self.num_tokens
 
     @cached_property
     def key(self) -> str:

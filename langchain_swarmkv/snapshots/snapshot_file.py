@@ -4,7 +4,7 @@
     metadata       JSON in UTF-8: model identity, namespace, sizes, how the payload is wrapped
     token ids      i32 each; if encrypted, a tag after them
     head digest    SHA-256 of all bytes before it
-    payload        the engine's state, and logits after it; compressed, then encrypted, if so wanted
+    payload        the engine's state, logits, the caller's own bytes; compressed, then encrypted
     digest         SHA-256 of all bytes before it
 
 All numbers are little-endian. The sizes must add up to the file's, to the byte, before anything of
@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import secrets
 import stat
 import struct
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from filelock import lock_descriptor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from langchain_swarmkv.engine.identity import ModelIdentity
@@ -46,9 +48,20 @@ from langchain_swarmkv.snapshots.wrapping import (
     decompress,
 )
 
-__all__ = ["SnapshotHead", "open_no_follow", "read_head", "read_snapshot", "write_snapshot"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "SnapshotHead",
+    "open_no_follow",
+    "read_head",
+    "read_snapshot",
+    "save_snapshot",
+    "storage_error",
+    "write_snapshot",
+    "write_temporary",
+]
 
 FORMAT_VERSION = 1
+TEMPORARY_SUFFIX = ".swarmkv-tmp"
 _MAGIC = b"\x89SWARMKV"
 _PREAMBLE = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
@@ -65,6 +78,7 @@ class _Metadata(BaseModel):
     model_name: str = Field(max_length=1000)
     state_bytes: int = Field(ge=1)
     logits_bytes: int = Field(ge=0, multiple_of=4)
+    extra_bytes: int = Field(ge=0)
     compression: Compression | None
     nonce: str | None = Field(pattern=r"^[0-9a-f]{22}$")
     """Of the encryption; None: not encrypted."""
@@ -120,7 +134,7 @@ def write_snapshot(
     Raises:
         OSError: the file system says no.
     """
-    payload: bytes = snapshot.state + (snapshot.logits or b"")
+    payload = snapshot.state + (snapshot.logits or b"") + snapshot.extra
     packed = compress(payload, compression) if compression else None
     body = payload if packed is None else packed
     tokens = np.asarray(snapshot.tokens, dtype="<i4").tobytes()
@@ -131,6 +145,7 @@ def write_snapshot(
         model_name=snapshot.model_name,
         state_bytes=len(snapshot.state),
         logits_bytes=len(snapshot.logits or b""),
+        extra_bytes=len(snapshot.extra),
         compression=None if packed is None else compression,
         nonce=nonce.hex() if nonce else None,
     )
@@ -151,6 +166,64 @@ def write_snapshot(
     return num_bytes
 
 
+def write_temporary(
+    folder: Path,
+    snapshot: KVSnapshot,
+    *,
+    compression: Compression | None = None,
+    cipher: SnapshotCipher | None = None,
+) -> Path:
+    """Write a snapshot to a new file that is safely on disk, for the caller to rename.
+
+    Mode 0600, no link followed. While it is written the file is locked (flock), so that others can
+    tell it from litter.
+
+    Raises:
+        OSError: the file system says no; then there is no file.
+    """
+    temporary = folder / f".{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            lock_descriptor(descriptor, blocking=False)  # until it is closed
+            write_snapshot(file, snapshot, compression=compression, cipher=cipher)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def save_snapshot(path: Path, snapshot: KVSnapshot) -> int:
+    """Write a snapshot to a file of any name; what was there before stays until it is whole.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        SnapshotStorageError: it cannot be written.
+    """
+    try:
+        temporary = write_temporary(path.parent, snapshot)
+        try:
+            num_bytes = temporary.stat().st_size
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        raise storage_error(path, "written", error) from error
+    return num_bytes
+
+
+def storage_error(path: Path, verb: str, error: Exception) -> SnapshotStorageError:
+    """What the file system said, as an error of this package."""
+    reason = getattr(error, "strerror", None) or error
+    return SnapshotStorageError(f"{path} cannot be {verb}: {reason}.", path=str(path))
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -167,10 +240,7 @@ def open_no_follow(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:
-        raise SnapshotStorageError(
-            f"The snapshot {path} cannot be opened: {getattr(error, 'strerror', None) or error}.",
-            path=str(path),
-        ) from error
+        raise storage_error(path, "opened", error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _bad(path, "it is no regular file")
@@ -232,13 +302,15 @@ class _Reader:
         body = self._take(self._payload_bytes)
         self._check_digest("it is damaged: the digest differs")
         payload = self._unpacked(metadata, self._decrypted(metadata, "payload", body))
+        end_of_logits = metadata.state_bytes + metadata.logits_bytes
         try:
             return KVSnapshot(
                 identity=head.identity,
                 namespace=metadata.namespace,
                 tokens=tuple(head.tokens.tolist()),
                 state=payload[: metadata.state_bytes],
-                logits=payload[metadata.state_bytes :] or None,
+                logits=payload[metadata.state_bytes : end_of_logits] or None,
+                extra=payload[end_of_logits:],
                 model_name=metadata.model_name,
             )
         except SnapshotError as error:
@@ -293,7 +365,7 @@ class _Reader:
         return self._cipher.decrypt(nonce, part, self._encoded, data, self._path)
 
     def _unpacked(self, metadata: _Metadata, data: bytes) -> bytes:
-        num_bytes = metadata.state_bytes + metadata.logits_bytes
+        num_bytes = metadata.state_bytes + metadata.logits_bytes + metadata.extra_bytes
         if metadata.compression is None:
             unpacked: bytes | None = data
         else:
@@ -311,10 +383,7 @@ class _Reader:
         try:
             data = self._file.read(num_bytes)
         except OSError as error:
-            raise SnapshotStorageError(
-                f"The snapshot {self._path} cannot be read: {error.strerror}.",
-                path=str(self._path),
-            ) from error
+            raise storage_error(self._path, "read", error) from error
         if len(data) != num_bytes:
             raise _bad(self._path, "it was cut while it was read")
         self._digest.update(data)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from langchain_swarmkv.errors import ConfigurationError, SnapshotError, SnapshotStorageError
-from langchain_swarmkv.snapshots import disk_store
+from langchain_swarmkv.snapshots import snapshot_file
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.store import StoredPrefix
 from tests.unit_tests.snapshots.store_contract import (
@@ -237,11 +237,11 @@ def test_a_full_disk_leaves_the_old_state(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E5: a typed error, no litter, and what was there is still found."""
-    write = disk_store.write_snapshot
+    write = snapshot_file.write_snapshot
     with DiskSnapshotStore(tmp_path, PLENTY) as store:
         store.put(A)
         monkeypatch.setattr(
-            disk_store,
+            snapshot_file,
             "write_snapshot",
             lambda file, *args, **options: write(_FullDisk(file, room), *args, **options),
         )
