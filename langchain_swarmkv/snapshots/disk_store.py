@@ -98,7 +98,7 @@ class DiskSnapshotStore(SnapshotStore):
         self.path = Path(path).expanduser().absolute()
         self.max_bytes = max_bytes
         self._compression = _checked_compression(compression)
-        self._cipher = None if key is None else SnapshotCipher(key)
+        self.cipher = None if key is None else SnapshotCipher(key)
         self._lock = threading.RLock()
         self._closed = False
         # Invariant under the lock: the index holds the keys of the files that can be used.
@@ -245,7 +245,7 @@ class DiskSnapshotStore(SnapshotStore):
     def _write(self, snapshot: KVSnapshot) -> Path:
         with _as_storage_error(self.path, "written to"):
             return write_temporary(
-                self.path, snapshot, compression=self._compression, cipher=self._cipher
+                self.path, snapshot, compression=self._compression, cipher=self.cipher
             )
 
     def _commit(self, snapshot: KVSnapshot, temporary: Path) -> bool:
@@ -344,7 +344,7 @@ class DiskSnapshotStore(SnapshotStore):
         path = self.path / f"{key}.swarmkv"
         head = None
         try:
-            head = read_head(path, self._cipher)
+            head = read_head(path, self.cipher)
         except SnapshotError as error:
             if not path.exists():
                 return
@@ -362,7 +362,7 @@ class DiskSnapshotStore(SnapshotStore):
         if file is None:
             return None
         try:
-            return read_snapshot(file.path, self._cipher)
+            return read_snapshot(file.path, self.cipher)
         except SnapshotError as error:
             with self._lock:
                 if not file.path.exists():
