@@ -27,6 +27,10 @@
     │       ├── InvalidBatchError     code -1: our batch was wrong
     │       └── DecodeFatalError      below -1: part of the batch may be in the cache
     ├── SnapshotError                 a snapshot is malformed, or its store is closed
+    │   ├── SnapshotFormatError       the file is no snapshot, damaged, or another release's
+    │   ├── SnapshotKeyError          it is encrypted, and the key is missing or wrong
+    │   ├── SnapshotMismatchError     it is of another model or of other settings
+    │   └── SnapshotStorageError      the file system does not let it be read or written
     ├── GraphError
     │   ├── UnreachableAnalystError   no document node comes before an analyst
     │   ├── UnboundedCycleError       analysts in a cycle without a bound on its turns

@@ -8,6 +8,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, Model
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
+from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import (
     DecodeFatalError,
     EngineClosedError,
@@ -35,7 +37,7 @@ from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
 from langchain_swarmkv.native.sequence_state import SequenceState
 
-__all__ = ["LlamaEngine", "available_cores", "weights_digest"]
+__all__ = ["LlamaEngine", "available_cores"]
 
 # magic, digest of the identity, layout of V, tokens, bytes of the native state, their checksum
 _STATE_HEADER = struct.Struct("<8s32sIQQ32s")
@@ -47,9 +49,6 @@ docs/performance.md."""
 _MOVE_COST_TOKENS_ON_CPU = 16
 """A cell takes about 20 us to save and restore, and 1.2 us of each token while it lies in the pool
 (docs/performance.md). On GPUs neither was measured, so there nothing leaves early."""
-_WHOLE_DIGEST_BYTES = 256 << 20
-_BLOCK_BYTES = 64 << 10
-_NUM_BLOCKS = 512
 
 
 class LlamaEngine(Engine):
@@ -65,12 +64,15 @@ class LlamaEngine(Engine):
         self._ledger: CellLedger | None = None
         self.tokenizer = LlamaTokenizer(config.model_path)
         try:
-            self._open(config)
+            with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
+                # Reading a large file takes seconds, and so does loading it.
+                weights = pool.submit(weights_digest, config.model_path)
+                self._open(config, weights)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, config: EngineConfig) -> None:
+    def _open(self, config: EngineConfig, weights: Future[str]) -> None:
         self._model = model = ModelHandle(
             config.model_path,
             vocab_only=False,
@@ -109,7 +111,9 @@ class LlamaEngine(Engine):
         self.facts = ModelFacts(
             name=config.model_path.stem,
             architecture=architecture,
-            identity=_identity(config, settings, architecture, self.tokenizer.digest),
+            identity=_identity(
+                settings, weights.result(), architecture, self.tokenizer.digest
+            ),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -387,11 +391,11 @@ def available_cores() -> int:
 
 
 def _identity(
-    config: EngineConfig, settings: ContextSettings, architecture: str, tokenizer: str
+    settings: ContextSettings, weights: str, architecture: str, tokenizer: str
 ) -> ModelIdentity:
     base, scale = settings.rope_freq_base, settings.rope_freq_scale
     return ModelIdentity(
-        weights=weights_digest(config.model_path),
+        weights=weights,
         architecture=architecture,
         tokenizer=tokenizer,
         kv_type_k=settings.kv_type_k,
@@ -399,21 +403,3 @@ def _identity(
         rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
         llama_cpp=library_version(),
     )
-
-
-def weights_digest(path: Path) -> str:
-    """SHA-256 of the file; of a file above 256 MiB, of its size and 512 blocks spread over it.
-
-    The latter takes milliseconds instead of seconds; another fine-tune differs in every block.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        if size <= _WHOLE_DIGEST_BYTES:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        else:
-            for offset in np.linspace(0, size - _BLOCK_BYTES, _NUM_BLOCKS, dtype=np.int64):
-                file.seek(int(offset))
-                digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()

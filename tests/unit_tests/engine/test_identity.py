@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ from typing import Any
 import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
-from langchain_swarmkv.engine import llama
+from langchain_swarmkv.engine import weights
 from langchain_swarmkv.engine.identity import ModelIdentity
-from langchain_swarmkv.engine.llama import LlamaEngine, weights_digest
+from langchain_swarmkv.engine.llama import LlamaEngine
+from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
@@ -117,23 +121,41 @@ def test_what_does_not_change_kv_keeps_the_identity(
     assert identity(tiny_llama, **options) == identity(tiny_llama)
 
 
-def test_large_files_are_told_apart_by_samples(
-    tiny_gguf: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_large_file_is_read_once(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above a size, blocks spread over the file stand for it: its ends and what lies between."""
-    monkeypatch.setattr(llama, "_WHOLE_DIGEST_BYTES", 1000)
-    monkeypatch.setattr(llama, "_BLOCK_BYTES", 1024)
-    monkeypatch.setattr(llama, "_NUM_BLOCKS", 64)
-    path, other = tiny_gguf("llama", seed=1), tiny_gguf("llama", seed=2)
-    copy = tmp_path / "copy.gguf"
-    shutil.copy(path, copy)
-    assert weights_digest(copy) == weights_digest(path) != weights_digest(other)
-    content = path.read_bytes()
-    for changed in (
-        content[:-1] + bytes([content[-1] ^ 1]),
-        bytes([content[0] ^ 1]) + content[1:],
-        content + b"\0",
-        content[: len(content) // 2] + other.read_bytes()[len(content) // 2 :],
-    ):
-        copy.write_bytes(changed)
-        assert weights_digest(copy) != weights_digest(path)
+    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds."""
+    monkeypatch.setattr(weights, "_REMEMBERED_BYTES", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "swarmkv" / "digests.json"
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_llama, path)
+    num_reads = 0
+    digest_file = weights._digest
+
+    def counted(path: Path) -> str:
+        nonlocal num_reads
+        num_reads += 1
+        return digest_file(path)
+
+    monkeypatch.setattr(weights, "_digest", counted)
+    digest = weights_digest(path)
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert not cache.exists()  # just written, it may change again unseen
+    os.utime(path, (0, 0))
+    for _ in range(3):
+        assert weights_digest(path) == digest
+    assert num_reads == 2
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o600
+    for nonsense in ("", "[]", "{", '{"a": 1}', "[" * 100_000, json.dumps({str(path): [1]})):
+        cache.write_text(nonsense)
+        assert weights_digest(path) == digest
+    os.utime(path, (1, 1))
+    assert weights_digest(path) == digest
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, (1, 1))  # as it was, but for the time of change of the inode
+    assert weights_digest(path) != digest
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert weights_digest(path) != digest
