@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class LlamaEngine(Engine):
         self._model: ModelHandle | None = None
         self._context: ContextHandle | None = None
         self._ledger: CellLedger | None = None
+        self._state_shape: tuple[tuple[int, int, int, int], ...] | None = None
         self.tokenizer = LlamaTokenizer(config.model_path)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
@@ -130,9 +132,17 @@ class LlamaEngine(Engine):
             batch.add(0, [0], position, want_logits=True)
             self.decode(batch)
             sizes.append(self._native.state_size(0))
-        self._v_layout = _v_layout(self._native.save(0))
+        self._note_form(self._native.save(0))
         self.clear(0)
         return max(0, sizes[1] - sizes[0])
+
+    def _note_form(self, state: memoryview) -> None:
+        """Learn from a state of ours how all must be laid out, if it is of a kind that is known."""
+        self._v_layout, self._state_shape = _VLayout.UNKNOWN, None
+        with suppress(SequenceError):
+            parsed = SequenceState.parse(state)
+            self._v_layout = _VLayout.of(parsed)
+            self._state_shape = parsed.shape
 
     @property
     def _native(self) -> ContextHandle:
@@ -287,16 +297,31 @@ class LlamaEngine(Engine):
             )
         if _checksum(payload) != checksum:
             raise SequenceError("the state is damaged: its checksum differs.")
-        return self._in_our_layout(payload, layout)
-
-    def _in_our_layout(self, payload: memoryview, layout: int) -> bytes | memoryview:
-        """The state as this context's attention kernel keeps V."""
-        if layout == self._v_layout.value:
-            return payload
-        if _VLayout.UNKNOWN.value in (layout, self._v_layout.value):
+        if layout != self._v_layout.value and _VLayout.UNKNOWN.value in (
+            layout,
+            self._v_layout.value,
+        ):
             raise SequenceError("the state is laid out otherwise than this context's.")
-        is_transposed = self._v_layout is _VLayout.TRANSPOSED
-        return SequenceState.parse(payload).rewrite(transposed=is_transposed)
+        return self._in_our_form(payload, num_tokens)
+
+    def _in_our_form(self, payload: memoryview, num_tokens: int) -> bytes | memoryview:
+        """The state as this context's attention kernel keeps it.
+
+        Its checksum was right; that its form is, too, is looked at once more, for who can write a
+        file can write any checksum, and llama.cpp has asserts on this path.
+        """
+        if self._state_shape is None:
+            return payload  # a cache of another kind, whose form is llama.cpp's alone
+        state = SequenceState.parse(payload)
+        is_whole = np.array_equal(np.sort(state.positions), np.arange(num_tokens))
+        if not is_whole or state.shape != self._state_shape:
+            raise SequenceError(
+                f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
+                f"are not those of {num_tokens} tokens of this model."
+            )
+        if _VLayout.of(state) is self._v_layout:
+            return payload
+        return state.rewrite(transposed=self._v_layout is _VLayout.TRANSPOSED)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -315,13 +340,9 @@ class _VLayout(Enum):
     ROWS = 1
     TRANSPOSED = 2
 
-
-def _v_layout(state: memoryview) -> _VLayout:
-    try:
-        parsed = SequenceState.parse(state)
-    except SequenceError:
-        return _VLayout.UNKNOWN
-    return _VLayout.TRANSPOSED if parsed.is_transposed else _VLayout.ROWS
+    @classmethod
+    def of(cls, state: SequenceState) -> _VLayout:
+        return cls.TRANSPOSED if state.is_transposed else cls.ROWS
 
 
 class _LlamaSampler(Sampler):
