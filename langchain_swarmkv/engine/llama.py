@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,8 @@ from langchain_swarmkv.native.sequence_state import SequenceState
 
 __all__ = ["LlamaEngine", "available_cores"]
 
-# magic, digest of the identity, layout of V, tokens, bytes of the native state, their checksum
-_STATE_HEADER = struct.Struct("<8s32sIQQ32s")
+# magic, digest of the identity, tokens, bytes of the native state, their checksum
+_STATE_HEADER = struct.Struct("<8s32sQQ32s")
 _STATE_MAGIC = b"SWARMKV2"
 _CHECKSUM_COLUMNS = 4096
 _MAX_RUNNING_ON_CPU = 16
@@ -63,7 +63,7 @@ class LlamaEngine(Engine):
         self._model: ModelHandle | None = None
         self._context: ContextHandle | None = None
         self._ledger: CellLedger | None = None
-        self._state_shape: tuple[tuple[int, int, int, int], ...] | None = None
+        self._form: _StateForm | None = None
         self.tokenizer = LlamaTokenizer(config.model_path)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
@@ -138,11 +138,9 @@ class LlamaEngine(Engine):
 
     def _note_form(self, state: memoryview) -> None:
         """Learn from a state of ours how all must be laid out, if it is of a kind that is known."""
-        self._v_layout, self._state_shape = _VLayout.UNKNOWN, None
         with suppress(SequenceError):
             parsed = SequenceState.parse(state)
-            self._v_layout = _VLayout.of(parsed)
-            self._state_shape = parsed.shape
+            self._form = _StateForm(parsed.is_transposed, parsed.shape)
 
     @property
     def _native(self) -> ContextHandle:
@@ -264,9 +262,8 @@ class LlamaEngine(Engine):
         saved = self._native.save(seq_id, skip_bytes=_STATE_HEADER.size)
         state = saved[_STATE_HEADER.size :]
         identity = bytes.fromhex(self.facts.identity.digest)
-        layout = self._v_layout.value
         _STATE_HEADER.pack_into(
-            saved, 0, _STATE_MAGIC, identity, layout, num_tokens, len(state), _checksum(state)
+            saved, 0, _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
         )
         return saved.tobytes()
 
@@ -283,8 +280,7 @@ class LlamaEngine(Engine):
     def _checked_state(self, state: bytes, num_tokens: int) -> memoryview:
         if len(state) < _STATE_HEADER.size:
             raise SequenceError(f"a state of {len(state)} bytes is too short to have a header.")
-        header = _STATE_HEADER.unpack_from(state)
-        magic, identity, layout, saved_tokens, num_bytes, checksum = header
+        magic, identity, saved_tokens, num_bytes, checksum = _STATE_HEADER.unpack_from(state)
         if magic != _STATE_MAGIC:
             raise SequenceError("not a state that this package saved.")
         if identity.hex() != self.facts.identity.digest:
@@ -297,11 +293,6 @@ class LlamaEngine(Engine):
             )
         if _checksum(payload) != checksum:
             raise SequenceError("the state is damaged: its checksum differs.")
-        if layout != self._v_layout.value and _VLayout.UNKNOWN.value in (
-            layout,
-            self._v_layout.value,
-        ):
-            raise SequenceError("the state is laid out otherwise than this context's.")
         return self._in_our_form(payload, num_tokens)
 
     def _in_our_form(self, payload: memoryview, num_tokens: int) -> bytes | memoryview:
@@ -310,18 +301,18 @@ class LlamaEngine(Engine):
         Its checksum was right; that its form is, too, is looked at once more, for who can write a
         file can write any checksum, and llama.cpp has asserts on this path.
         """
-        if self._state_shape is None:
+        if self._form is None:
             return payload  # a cache of another kind, whose form is llama.cpp's alone
         state = SequenceState.parse(payload)
         is_whole = np.array_equal(np.sort(state.positions), np.arange(num_tokens))
-        if not is_whole or state.shape != self._state_shape:
+        if not is_whole or state.shape != self._form.shape:
             raise SequenceError(
                 f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
                 f"are not those of {num_tokens} tokens of this model."
             )
-        if _VLayout.of(state) is self._v_layout:
+        if state.is_transposed == self._form.is_transposed:
             return payload
-        return state.rewrite(transposed=self._v_layout is _VLayout.TRANSPOSED)
+        return state.rewrite(transposed=self._form.is_transposed)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -333,16 +324,11 @@ class LlamaEngine(Engine):
         self.tokenizer.close()
 
 
-class _VLayout(Enum):
-    """How a state keeps V, by the attention kernel; UNKNOWN for caches of other kinds."""
+class _StateForm(NamedTuple):
+    """What all states of a context have in common, where their layout is known."""
 
-    UNKNOWN = 0
-    ROWS = 1
-    TRANSPOSED = 2
-
-    @classmethod
-    def of(cls, state: SequenceState) -> _VLayout:
-        return cls.TRANSPOSED if state.is_transposed else cls.ROWS
+    is_transposed: bool
+    shape: tuple[tuple[int, int, int, int], ...]
 
 
 class _LlamaSampler(Sampler):
