@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from langchain_swarmkv.engine.cells import CellLedger
@@ -175,13 +175,13 @@ class PrefixCache:
             snapshot = self.snapshot(seq_id, namespace, tokens)
             self.counters.num_spills += self._tiers.put(snapshot)
 
-    def snapshot(self, seq_id: int, namespace: str, tokens: Sequence[int]) -> KVSnapshot:
+    def snapshot(self, seq_id: int, namespace: str, tokens: TokenIds) -> KVSnapshot:
         """A sequence that holds exactly `tokens`, as it is now."""
         facts = self._engine.facts
         return KVSnapshot(
             identity=facts.identity,
             namespace=namespace,
-            tokens=tuple(tokens),
+            tokens=tuple(map(int, tokens)),
             state=self._engine.save(seq_id),
             model_name=facts.name,
         )
@@ -306,19 +306,8 @@ class PrefixCache:
         self._engine.clear(seq_id)
         heapq.heappush(self._free, seq_id)
 
-    def keep(
-        self, seq_id: int, tokens: list[int], pin: str | None, *, persist: bool = False
-    ) -> None:
-        """Turn a running sequence that holds exactly `tokens` into a resident prefix.
-
-        Args:
-            seq_id: the sequence.
-            tokens: what it holds.
-            pin: never evict it.
-            persist: write it to disk whatever the policy.
-        """
-        if persist and tokens:
-            self._write(seq_id, self._running[seq_id], tokens)
+    def keep(self, seq_id: int, tokens: TokenIds, pin: str | None) -> None:
+        """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
         if pin is not None and pin in self.pins:
             pin = None
         if not len(tokens) or (pin is None and self._is_redundant(self._running[seq_id], tokens)):
@@ -330,18 +319,19 @@ class PrefixCache:
         if pin is not None:
             self._residents[seq_id].pins.add(pin)
         if self._tiers.writes_through and self._is_worth_saving(seq_id):
-            self._write(seq_id, namespace, tokens)
+            self.write(seq_id, namespace, tokens)
 
-    def _write(self, seq_id: int, namespace: str, tokens: list[int]) -> None:
-        """Have a sequence written to disk, unless it is there."""
+    def write(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
+        """Have a sequence that holds exactly `tokens` written to disk, unless it is there."""
         if not self._tiers.holds(Tier.DISK, namespace, tokens):
             self._tiers.write(self.snapshot(seq_id, namespace, tokens))
 
     def flush(self) -> None:
-        """Put every resident worth saving into the tiers: the engine closes."""
-        for seq_id in list(self._residents):
+        """Have every resident worth saving written to disk: the engine closes."""
+        for seq_id, resident in self._residents.items():
             if self._is_worth_saving(seq_id):
-                self._spill(seq_id)
+                tokens = self._resident_index.tokens_of(seq_id)
+                self.write(seq_id, resident.namespace, tokens)
 
     def _add_resident(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
         self._resident_index.insert(namespace, tokens, seq_id)

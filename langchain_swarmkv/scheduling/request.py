@@ -181,6 +181,11 @@ class Request:
         return self.max_total_tokens - self.num_written
 
     @property
+    def written_tokens(self) -> list[int]:
+        """What its sequence holds."""
+        return (self.tokens + self.output_tokens)[: self.num_written]
+
+    @property
     def remaining_prompt(self) -> int:
         """Prompt tokens that are not in the cache yet."""
         return max(0, self.num_prompt_tokens - self.num_written)

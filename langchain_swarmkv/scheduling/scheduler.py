@@ -426,6 +426,12 @@ class Scheduler:
     # -- ending ----------------------------------------------------------------------------------
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.persist:
+            self.cache.write(request.seq_id, request.namespace, request.written_tokens)
+        if request.wants_snapshot:
+            request.snapshot = self.cache.snapshot(
+                request.seq_id, request.namespace, request.written_tokens
+            )
         keep = request.keep_prefix or request.pin is not None or self._is_awaited(request)
         self._vacate(request, keep=keep, pin=request.pin)
         self._counters.num_finished += 1
@@ -457,11 +463,8 @@ class Scheduler:
     def _vacate(self, request: Request, *, keep: bool, pin: str | None) -> None:
         """Take a running request's sequence, and leave what it wrote as a prefix if `keep`."""
         self._leave(request)
-        written = (request.tokens + request.output_tokens)[: request.num_written]
-        if request.wants_snapshot:
-            request.snapshot = self.cache.snapshot(request.seq_id, request.namespace, written)
         if keep:
-            self.cache.keep(request.seq_id, written, pin, persist=request.persist)
+            self.cache.keep(request.seq_id, request.written_tokens, pin)
         else:
             self.cache.close(request.seq_id)
 
