@@ -49,7 +49,12 @@ class Options:
 
 
 def run_benchmark(
-    options: Options, *, command: Sequence[str], console: Console, tell: Tell
+    options: Options,
+    *,
+    command: Sequence[str],
+    console: Console,
+    tell: Tell,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Run every case, print each table when it is there, and return the result as plain data.
 
@@ -58,6 +63,7 @@ def run_benchmark(
         command: as it was given, for the result.
         console: for the tables.
         tell: told what is being done.
+        save: given the result so far after each case, so that an interrupt loses one case at most.
 
     Raises:
         ConfigurationError: an option is wrong; nothing was measured.
@@ -69,17 +75,27 @@ def run_benchmark(
     results = []
     for case in cases:
         results.append(_run_case(options, case, names, tell))
+        save(_result(options, command, results, unavailable))  # printing may fail: a closed pipe
         print_case(console, results[-1])
         if fields := results[-1].get("article"):
             print_article(console, fields)
     for name, reason in unavailable.items():
         console.print(f"{name}: not run, {reason}", markup=False, highlight=False, soft_wrap=True)
+    return _result(options, command, results, unavailable)
+
+
+def _result(
+    options: Options,
+    command: Sequence[str],
+    results: Sequence[dict[str, Any]],
+    unavailable: dict[str, str],
+) -> dict[str, Any]:
     return {
         "benchmark": "fanout",
         "workload": {"name": options.workload or "custom", **_sizes(results)},
         "model": {"name": options.model.name, "bytes": options.model.stat().st_size},
         **({"contenders": results[0]["contenders"]} if len(results) == 1 else {}),
-        "cases": results,
+        "cases": list(results),
         "unavailable": unavailable,
         "machine": machine(),
         "versions": versions(),

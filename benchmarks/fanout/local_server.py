@@ -112,12 +112,14 @@ class ServerProcess:
             except ServerError as error:
                 code = self._process.poll()
                 if code is not None:
-                    raise ServerError(f"the server ended with {code}: {self._said()}") from error
+                    said = self.last_words()
+                    raise ServerError(f"the server ended with {code}: {said}") from error
                 if time.monotonic() > deadline:
-                    raise ServerError(f"the server is not ready: {self._said()}") from error
+                    raise ServerError(f"the server is not ready: {self.last_words()}") from error
             time.sleep(_POLL_SECONDS)
 
-    def _said(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it wrote."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")[-_MESSAGE_CHARACTERS:].strip()
 

@@ -17,6 +17,8 @@ Case = dict[str, Any]
 Contender = dict[str, Any]
 
 SUFFIXES = (".svg", ".png")
+_MOST_ON_A_LINEAR_SCALE = 30
+"""Times the smallest value."""
 _MIN_SERIES = 3
 _WIDTH_INCHES = 8.6
 _MEGABYTE = 1e6
@@ -214,6 +216,7 @@ def _panel(
     axes: Axes, varied: str, cases: Sequence[Case], measure: Callable[[Contender], float | None]
 ) -> None:
     names = dict.fromkeys(c["name"] for case in cases for c in case["contenders"])
+    values: list[float] = []
     for name in names:
         points = [
             (case["workload"][varied], value)
@@ -221,6 +224,7 @@ def _panel(
             for contender in case["contenders"]
             if contender["name"] == name and (value := measure(contender)) is not None
         ]
+        values += [value for _, value in points]
         look = _look(name)
         axes.plot(
             [x for x, _ in points],
@@ -235,11 +239,21 @@ def _panel(
         )
     sizes = sorted({case["workload"][varied] for case in cases})
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
-    axes.set_yticks(*_ticks(axes.get_ylim()))
+    _scale(axes, values)
     axes.set_xlabel("branches" if varied == "branches" else "document (tokens)")
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """From zero, so that flat looks flat; logarithmic only where small values would vanish."""
+    if not values or max(values) <= _MOST_ON_A_LINEAR_SCALE * min(values):
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}" if y >= 10 or y == 0 else f"{y:g}")
+        return
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_yticks(*_ticks(axes.get_ylim()))
 
 
 def _ticks(limits: tuple[float, float]) -> tuple[list[float], list[str]]:

@@ -81,6 +81,11 @@ def _median_activations(entry: ContenderRun) -> list[float]:
     return [median(branch) for branch in zip(*runs, strict=False)] if all(runs) else []
 
 
+_LEAST_EXACT = 0.8
+"""Share of tokens that are the oracle's best: 0.98 and more in benchmarks/results, 0.6 without the
+document."""
+
+
 def is_judged(oracle: dict[str, Any]) -> bool:
     """Whether the oracle came to its end, and keeping the document changed nothing for it."""
     differences = oracle.get("shortcut_difference", {}).values()
@@ -88,11 +93,20 @@ def is_judged(oracle: dict[str, Any]) -> bool:
 
 
 def is_right(contender: dict[str, Any]) -> bool:
-    """Whether a contender of a result came to its end and no token is beyond rounding."""
+    """Whether a contender came to its end, and its answers are the model's but for rounding.
+
+    No token may be further behind the best than the margin, most must be the best, and of those
+    that give text alone most branches must map back to tokens.
+    """
     agreement = contender["oracle_agreement"]
     if contender["error"] or agreement is None:
         return False
-    return bool(agreement["agreeing"] == agreement["tokens"])
+    tokens, branches = agreement["tokens"], agreement["branches"]
+    return bool(
+        agreement["agreeing"] == tokens
+        and agreement["exact"] >= _LEAST_EXACT * tokens
+        and agreement["unjudged_branches"] <= branches / 2
+    )
 
 
 def print_case(console: Console, result: dict[str, Any]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -78,7 +75,7 @@ def fanout(
         typer.Option(help="llama-cpp-python's examples/server/server.py, for example-server."),
     ] = None,
     timeout_seconds: Annotated[
-        float, typer.Option(min=1, help="Most that loading, or one run, may take.")
+        float, typer.Option(min=1, max=1e6, help="Most that loading, or one run, may take.")
     ] = 3600,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write all figures here.")
@@ -107,15 +104,24 @@ def fanout(
             server_script=server_script,
             timeout_seconds=timeout_seconds,
         )
-        with _terminated_as_interrupted(), status_on_stderr() as tell:
-            result = bench.run_benchmark(options, command=_command(), console=_wide(), tell=tell)
-        if json_out:
-            write_text(json_out, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        with status_on_stderr() as tell:
+            result = bench.run_benchmark(
+                options,
+                command=_command(),
+                console=_wide(),
+                tell=tell,
+                save=lambda so_far: _write_json(json_out, so_far),
+            )
         if plot_out:
             for path in _module("plots").plot_results(result, plot_out):
                 Console(stderr=True).print(f"drawn: {path}", markup=False, highlight=False)
         if not bench.is_good(result):
             raise typer.Exit(1)
+
+
+def _write_json(json_out: Path | None, result: dict[str, Any]) -> None:
+    if json_out:
+        write_text(json_out, json.dumps(result, indent=2) + "\n")
 
 
 def _module(name: str) -> ModuleType:
@@ -134,7 +140,8 @@ def _check_outputs(json_out: Path | None, plot_out: Path | None, inputs: list[Pa
     if plot_out:
         if find_spec("matplotlib") is None:
             raise ConfigurationError(
-                "--plot needs matplotlib: pip install 'langchain-swarmkv[bench]'."
+                "--plot needs matplotlib: pip install 'langchain-swarmkv[bench]', in a checkout "
+                "pip install '.[bench]'."
             )
         if not plot_out.is_dir():
             check_writable(plot_out)
@@ -146,13 +153,3 @@ def _wide() -> Console:
     if not console.is_terminal:
         console.width = max(console.width, _COLUMNS)
     return console
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the workers too: they have sessions of their own."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
@@ -40,9 +42,13 @@ _INPUT_ERRORS = (ValueError, ModelError)
 
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Turn what may go wrong into one line on stderr and an exit code; see the package."""
+    """Turn what may go wrong into one line on stderr and an exit code; see the package.
+
+    SIGTERM and SIGHUP end a command as Ctrl-C does, with its workers and what they have written.
+    """
     try:
-        yield
+        with _terminated_as_interrupted():
+            yield
     except SwarmKVError as error:
         code = 2 if isinstance(error, _INPUT_ERRORS) else 1
         raise failure(f"{error} {error.hint}", code) from error
@@ -54,6 +60,25 @@ def errors_in_one_line() -> Iterator[None]:
         raise failure(f"{error.strerror or error}.", 1) from error
     except KeyboardInterrupt as error:
         raise failure("interrupted.", 130) from error
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (getattr(signal, name) for name in names)
+        # What was told to go on after a hang-up (nohup) does.
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def failure(message: str, code: int) -> typer.Exit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -52,8 +53,8 @@ def optimize(
     """Repack a model to a weight type that is fast on CPUs. Writes a new file."""
     with errors_in_one_line():
         wanted = find_weight_type(weight_type)
-        source_path = (model or default_model()).expanduser().absolute()
-        target = (out or _default_target(source_path, wanted)).expanduser().absolute()
+        source_path = _absolute(model or default_model())
+        target = _absolute(out or _default_target(source_path, wanted))
         _check_target(source_path, target, force=force)
         source = read_file_facts(source_path)
         if source.file_type == wanted.file_type:
@@ -67,6 +68,11 @@ def optimize(
         written = _convert(source, target, wanted, threads or available_cores())
         for line in _result(written, time.perf_counter() - started):
             _print(console, line)
+
+
+def _absolute(path: Path) -> Path:
+    # NOTE: Path.expanduser raises where there is no such user.
+    return Path(os.path.expanduser(path)).absolute()
 
 
 def _default_target(source: Path, wanted: WeightType) -> Path:

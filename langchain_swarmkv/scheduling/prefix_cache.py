@@ -171,9 +171,13 @@ class PrefixCache:
     def _spill(self, seq_id: int) -> None:
         namespace = self._residents[seq_id].namespace
         tokens = self._resident_index.tokens_of(seq_id)
-        if not self._tiers.holds(Tier.MEMORY, namespace, tokens):
+        if self._tiers.holds(Tier.MEMORY, namespace, tokens):
+            return
+        try:
             snapshot = self.snapshot(seq_id, namespace, tokens)
-            self.counters.num_spills += self._tiers.put(snapshot)
+        except (MemoryError, SequenceError):
+            return  # a copy that the host has no room for is computed again
+        self.counters.num_spills += self._tiers.put(snapshot)
 
     def snapshot(self, seq_id: int, namespace: str, tokens: TokenIds) -> KVSnapshot:
         """A sequence that holds exactly `tokens`, as it is now."""
@@ -379,6 +383,9 @@ class PrefixCache:
             self._tiers.remove(snapshot.key)
             heapq.heappush(self._free, seq_id)
             return False
+        except BaseException:
+            heapq.heappush(self._free, seq_id)
+            raise
         self._ledger.append(seq_id, snapshot.num_tokens)
         self._add_resident(seq_id, snapshot.namespace, snapshot.tokens)
         self.counters.num_restores += 1

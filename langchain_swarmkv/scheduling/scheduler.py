@@ -461,12 +461,15 @@ class Scheduler:
         )
 
     def _vacate(self, request: Request, *, keep: bool, pin: str | None) -> None:
-        """Take a running request's sequence, and leave what it wrote as a prefix if `keep`."""
-        self._leave(request)
+        """Take a running request's sequence, and leave what it wrote as a prefix if `keep`.
+
+        It leaves the lists last: if the cache fails, whoever closes the engine still finds it.
+        """
         if keep:
             self.cache.keep(request.seq_id, request.written_tokens, pin)
         else:
             self.cache.close(request.seq_id)
+        self._leave(request)
 
     def _leave(self, request: Request) -> None:
         if request in self._running:

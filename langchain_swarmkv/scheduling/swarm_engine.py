@@ -156,7 +156,8 @@ class SwarmEngine:
 
         Raises:
             ConfigurationError: `persist` without a folder or store for snapshots.
-            InvalidRequestError: an empty prompt, or a token id outside the vocabulary.
+            InvalidRequestError: an empty prompt, a token id outside the vocabulary, or a pin that
+                is no string.
             ContextBudgetError: prompt and max_tokens can never fit.
             GrammarError: the grammar is too large or too deeply nested to be given to llama.cpp.
                 (One that does not parse fails the request instead.)
@@ -170,6 +171,8 @@ class SwarmEngine:
             raise InvalidRequestError(
                 f"timeout_seconds={timeout_seconds} must be positive or None."
             )
+        if pin is not None and not isinstance(pin, str):
+            raise InvalidRequestError(f"pin is a {type(pin).__name__}; give a string or None.")
         if params.grammar is not None:
             check_grammar(params.grammar)
         request = self._request(

@@ -42,9 +42,12 @@ class ExampleServer(Contender):
         """Both kernels; cells for one copy of each document, and where it is cold for all copies.
 
         With room for all, requests that come at once all start; with less they wait for the first
-        and share what it read.
+        and share what it read. With several documents it needs twice the room: it keeps what it has
+        read, admits more than fits, and fails (llama_decode 1).
         """
-        rooms = ["shared", "copies"] if case.is_cold else ["shared"]
+        rooms = ["copies", "shared"] if case.is_cold else ["shared"]
+        if len(case.documents) > 1:
+            rooms = ["double"]
         return [
             {"room": room, "flash_attention": flash} for room in rooms for flash in (False, True)
         ]
@@ -112,9 +115,12 @@ class ExampleServer(Contender):
         return self._complete(self.case.documents[d].prompts[b], self.case.max_tokens)
 
     def _complete(self, prompt: Sequence[int], max_tokens: int) -> str:
-        answer = post(
-            f"{self._url}/v1/completions", completion_body(prompt, max_tokens, self._end_bias)
-        )
+        assert self._server is not None, "open comes before run"
+        body = completion_body(prompt, max_tokens, self._end_bias)
+        try:
+            answer = post(f"{self._url}/v1/completions", body)
+        except ServerError as error:
+            raise ServerError(f"{error}; its log ends: {self._server.last_words()}") from error
         return read_completion(answer, max_tokens)
 
     def _num_computed(self) -> int:
@@ -146,6 +152,8 @@ def server_config(model: Path, case: Case, settings: Settings, port: int) -> dic
     """Its configuration file: one pool of cells, a sequence for each document and branch."""
     num_documents = len(case.documents) + len(case.cached)
     n_ctx = rounded_cells(case.num_cells + BATCH_TOKENS)
+    if settings["room"] == "double":
+        n_ctx = rounded_cells(2 * case.num_cells + BATCH_TOKENS)
     if settings["room"] == "copies":
         n_ctx = case.num_branches * rounded_cells(case.num_positions)
     return {

@@ -38,15 +38,14 @@ class LlamaServer(Contender):
 
     @classmethod
     def candidates(cls, case: Case) -> list[Settings]:
-        """Both kernels; a slot for each branch, with one pool of cells or one each; a single slot.
+        """Both kernels; a single slot; one for each branch, with one pool of cells or one each.
 
         A request can reuse what is in its own idle slot only. So each slot computes the document
         again, and a single one answers branch after branch but computes it once.
         """
         slots = min(case.num_branches, _MAX_SLOTS)
-        layouts = [{"slots": slots, "kv_unified": True}, {"slots": slots, "kv_unified": False}]
-        if slots > 1:
-            layouts.append({"slots": 1, "kv_unified": True})
+        layouts = [{"slots": 1, "kv_unified": True}] if slots > 1 else []
+        layouts += [{"slots": slots, "kv_unified": unified} for unified in (True, False)]
         return [
             {"server": cls._program(), **layout, "flash_attention": flash}
             for layout in layouts

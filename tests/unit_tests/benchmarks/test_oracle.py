@@ -11,6 +11,7 @@ from benchmarks.fanout.case import Case
 from benchmarks.fanout.contenders.floor import Floor
 from benchmarks.fanout.contenders.fresh_context import FreshContext
 from benchmarks.fanout.oracle import judge
+from benchmarks.fanout.report import is_right
 
 Outputs = list[list[list[int]]]
 
@@ -83,10 +84,22 @@ def test_an_answer_that_is_too_short_is_not_the_same_work(
     assert (agreement["tokens"], agreement["agreeing"]) == (12, 10)
 
 
-def test_text_alone_is_not_judged(tiny_long: Path, tiny_case: Case, tmp_path: Path) -> None:
-    """It is counted, and is neither right nor wrong."""
-    (agreement,) = judged(tiny_long, tiny_case, tmp_path, [[[], [], []]])["agreements"]
-    assert (agreement["tokens"], agreement["unjudged_branches"]) == (0, 3)
+def test_text_alone_is_right_only_beside_more_that_is_judged(
+    tiny_long: Path, tiny_case: Case, right: Outputs, tmp_path: Path
+) -> None:
+    """One branch of three may; who does nothing, or leaves branches out, is not right."""
+    (first, second, third) = right[0]
+    for outputs, expected in (
+        ([[first, [], third]], True),
+        ([[first, [], []]], False),
+        ([[[], [], []]], False),
+        ([[first, second]], False),
+        ([[]], False),
+        (right, True),
+    ):
+        (agreement,) = judged(tiny_long, tiny_case, tmp_path, outputs)["agreements"]
+        contender = {"error": None, "oracle_agreement": agreement}
+        assert is_right(contender) is expected, (outputs, agreement)
 
 
 def test_the_floor_answers_alike_in_waves(tiny_long: Path, tiny_case: Case, right: Outputs) -> None:

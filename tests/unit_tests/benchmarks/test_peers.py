@@ -84,10 +84,11 @@ def test_transformers_is_tried_with_a_batch_of_branches_and_with_one(
     assert [settings["wave"] for settings in tried] == waves
 
 
-def test_the_example_server_is_tried_with_room_for_all_copies_only_where_it_is_cold() -> None:
-    """Elsewhere the document is there before the branches come."""
-    rooms = [{s["room"] for s in ExampleServer.candidates(case(is_cold=c))} for c in (False, True)]
-    assert rooms == [{"shared"}, {"shared", "copies"}]
+def test_the_example_server_gets_the_room_that_a_case_takes() -> None:
+    """For all copies where it is cold, else for one; twice for several, for it fails with less."""
+    cases = case(), case(is_cold=True), case(document(20), document(30))
+    rooms = [{s["room"] for s in ExampleServer.candidates(c)} for c in cases]
+    assert rooms == [{"shared"}, {"shared", "copies"}, {"double"}]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,8 @@ def test_the_example_server_gets_cells_for_one_copy_or_for_all() -> None:
     assert (model["threads"], model["flash_attn"]) == (3, False)
     copies = server_config(Path("m.gguf"), many, {**settings, "room": "copies"}, 1)
     assert copies["model"]["n_ctx"] == 50 * 256
+    double = server_config(Path("m.gguf"), many, {**settings, "room": "double"}, 1)
+    assert double["model"]["n_ctx"] >= 2 * many.num_cells
 
 
 def test_the_requests_are_greedy_of_a_fixed_length_and_without_an_end() -> None:

@@ -297,9 +297,25 @@ def test_a_sequence_that_cannot_be_opened_leaves_no_trace() -> None:
     assert pool.cache.counters.num_forks == 1
 
 
-def test_a_prefix_that_cannot_be_saved_leaves_the_books_right(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("error", [SequenceError("cannot be saved"), MemoryError()])
+def test_a_prefix_that_cannot_be_saved_leaves_without_a_copy(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Room is needed, and what it holds can be computed again."""
+    pool = Pool(num_cells=150)
+    pool.leave(DOCUMENT)
+
+    def fail(seq_id: int) -> bytes:
+        raise error
+
+    monkeypatch.setattr(pool.engine, "save", fail)
+    pool.run(piece("other", 100))
+    assert not pool.resident(DOCUMENT)
+    assert (pool.cache.counters.num_evictions, pool.cache.counters.num_spills) == (1, 0)
+    pool.cache.check()
+
+
+def test_a_fault_while_saving_leaves_the_books_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The eviction that opening needs raises: no id and no cell is lost, and it can be tried again.
 
     What was to leave is still there.
@@ -308,12 +324,12 @@ def test_a_prefix_that_cannot_be_saved_leaves_the_books_right(
     pool.leave(DOCUMENT)
 
     def fail(seq_id: int) -> bytes:
-        raise SequenceError("cannot be saved")
+        raise ZeroDivisionError
 
     other = piece("other", 100)
     with monkeypatch.context() as patch:
         patch.setattr(pool.engine, "save", fail)
-        with pytest.raises(SequenceError):
+        with pytest.raises(ZeroDivisionError):
             pool.cache.open(NAMESPACE, other, None, 100)
     pool.cache.check()
     assert pool.cache.sequences_used == 1

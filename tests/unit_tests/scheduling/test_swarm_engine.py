@@ -360,6 +360,42 @@ def test_pins_and_salts(engine: SwarmEngine) -> None:
         engine.is_resident([])
 
 
+@pytest.mark.parametrize("pin", [["a"], 1, b"a"])
+def test_a_pin_that_is_no_string_is_refused(engine: SwarmEngine, pin: Any) -> None:
+    """By the caller's thread, not by the engine's, which serves others."""
+    with pytest.raises(InvalidRequestError, match="pin"):
+        engine.submit([1, 2, 3], SHORT, pin=pin)
+    assert_usable(engine)
+
+
+def test_nobody_waits_for_ever_when_the_cache_fails() -> None:
+    """Whatever is raised while a request leaves: it and all others get an error."""
+
+    class Broken(FakeEngine):
+        def clear(self, seq_id: int) -> None:
+            raise ZeroDivisionError("a fault")
+
+    with open_swarm(Broken()) as engine:
+        handles = [engine.submit([n, 2, 3], SHORT, keep_prefix=False) for n in range(4)]
+        for handle in handles:
+            with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
+                handle.result(WAIT_SECONDS)
+
+
+def test_a_prefix_that_cannot_be_copied_is_computed_again() -> None:
+    """The host has no memory for it: it is gone, and the engine goes on."""
+
+    class Full(FakeEngine):
+        def save(self, seq_id: int) -> bytes:
+            raise MemoryError
+
+    with open_swarm(Full(num_cells=500)) as engine:
+        for name in ("first", "second", "first"):
+            tokens = [*piece(name, 300), 1]
+            assert_right(engine.submit(tokens, SHORT), tokens, SHORT)
+        engine.check()
+
+
 def test_a_reset_forgets_what_nobody_holds() -> None:
     """Idle prefixes go, spilled ones too; a pin and what runs stay, and answers are right."""
     prefill, long = SamplingParams(max_tokens=0), SamplingParams(max_tokens=200, ignore_eos=True)
