@@ -252,7 +252,8 @@ class Scheduler:
     def _is_quicker(self, match: TierMatch, num_tokens: int) -> bool:
         """Whether to restore rather than to compute, by the rates so far; unmeasured: yes."""
         counters, reading, cache = self._counters, self._tiers.counters, self.cache.counters
-        if counters.prefill_only_tokens < _MIN_MEASURED_TOKENS or not cache.restored_bytes:
+        is_measured = counters.prefill_only_tokens >= _MIN_MEASURED_TOKENS
+        if not is_measured or not counters.prefill_seconds or not cache.restored_bytes:
             return True
         seconds = match.found.num_bytes * cache.restore_seconds / cache.restored_bytes
         if match.tier is Tier.DISK and reading.disk_read_bytes:
