@@ -10,7 +10,13 @@ that into a LangGraph graph, and `SwarmStateGraph.compile` checks that it will f
 from __future__ import annotations
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
-from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.config import (
+    EngineConfig,
+    FlashAttention,
+    KVType,
+    SamplingParams,
+    SnapshotPolicy,
+)
 from langchain_swarmkv.engine.contract import (
     Batch,
     Engine,
@@ -21,6 +27,7 @@ from langchain_swarmkv.engine.contract import (
     Tokenizer,
 )
 from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import (
     ChatTemplateError,
     ConfigurationError,
@@ -51,6 +58,10 @@ from langchain_swarmkv.errors import (
     RequestTimeoutError,
     SequenceError,
     SnapshotError,
+    SnapshotFormatError,
+    SnapshotKeyError,
+    SnapshotMismatchError,
+    SnapshotStorageError,
     SwarmKVError,
     UnboundedCycleError,
     UnreachableAnalystError,
@@ -79,9 +90,10 @@ from langchain_swarmkv.scheduling.request import (
     TokenLogprob,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.store import SnapshotStore, StoredPrefix
+from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
 from langchain_swarmkv.statistics import (
     DeviceStatistics,
     EngineStatistics,
@@ -113,6 +125,7 @@ __all__ = [
     "DeviceLockNotHeldError",
     "DeviceLockTimeoutError",
     "DeviceStatistics",
+    "DiskSnapshotStore",
     "DocumentMissingError",
     "DocumentNode",
     "DocumentRef",
@@ -125,6 +138,7 @@ __all__ = [
     "FakeEngine",
     "FlashAttention",
     "ForkedProcessError",
+    "FoundPrefix",
     "GrammarError",
     "GraphError",
     "InvalidBatchError",
@@ -137,6 +151,7 @@ __all__ = [
     "ModelError",
     "ModelFacts",
     "ModelFormatError",
+    "ModelIdentity",
     "ModelLoadError",
     "ModelNotFoundError",
     "NoRoomError",
@@ -156,6 +171,11 @@ __all__ = [
     "SamplingParams",
     "SequenceError",
     "SnapshotError",
+    "SnapshotFormatError",
+    "SnapshotKeyError",
+    "SnapshotMismatchError",
+    "SnapshotPolicy",
+    "SnapshotStorageError",
     "SnapshotStore",
     "SpecialToken",
     "StoredPrefix",

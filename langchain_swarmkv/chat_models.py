@@ -7,7 +7,9 @@ streamed and whole, all take this one way; `_generate` folds what `_stream` yiel
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
+import json
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -25,21 +27,35 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import Self, override
 
-from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.config import (
+    EngineConfig,
+    FlashAttention,
+    KVType,
+    SamplingParams,
+    SnapshotPolicy,
+    SnapshotSettings,
+)
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    DocumentMissingError,
+    SnapshotFormatError,
+)
 from langchain_swarmkv.prompts.answers import last_chunk, text_chunk
 from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
 from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import as_messages
-from langchain_swarmkv.prompts.session import Seat
+from langchain_swarmkv.prompts.session import EngineKey, Seat
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
 __all__ = ["ChatSwarmKV"]
 
 _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
+_SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens")
 
@@ -114,8 +130,12 @@ class ChatSwarmKV(BaseChatModel):
 
     engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
     """Use this engine instead of loading `model_path`. It stays its owner's to close."""
-    snapshot_memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Host memory for prefixes that had to leave the pool."""
+
+    # Where prefixes go that leave the pool; `SnapshotSettings` documents and checks these.
+    snapshot_memory_bytes: int = 1 << 30
+    snapshot_dir: Path | None = None
+    snapshot_policy: SnapshotPolicy = SnapshotPolicy.WRITE_THROUGH
+
     chat_template: str | None = None
     """Jinja source; None: the model's own template, or plain words if it has none."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -133,12 +153,13 @@ class ChatSwarmKV(BaseChatModel):
             raise ValueError("give either model_path or engine.")
         ignored = [
             name
-            for name in (*_ENGINE_FIELDS, "snapshot_memory_bytes")
+            for name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS)
             if getattr(self, name) != type(self).model_fields[name].default
         ]
         if self.engine is not None and ignored:
             raise ValueError(f"{', '.join(ignored)}: the engine that was given has its own.")
         self._sampling_params(None, {})
+        self.snapshot_settings  # noqa: B018 - checked early
         self._seat = Seat(self._engine_key)
         return self
 
@@ -150,6 +171,13 @@ class ChatSwarmKV(BaseChatModel):
         if self.model_path is None:
             return None
         return _validated(EngineConfig, {name: getattr(self, name) for name in _ENGINE_FIELDS})
+
+    @property
+    def snapshot_settings(self) -> SnapshotSettings:
+        """Where the prefixes of the engine that is loaded at the first call go."""
+        return _validated(
+            SnapshotSettings, {name: getattr(self, name) for name in _SNAPSHOT_FIELDS}
+        )
 
     @property
     def model_name(self) -> str:
@@ -188,15 +216,15 @@ class ChatSwarmKV(BaseChatModel):
         self.close()
 
     @property
-    def _engine_key(self) -> tuple[EngineConfig | None, int]:
-        return self.engine_config, self.snapshot_memory_bytes
+    def _engine_key(self) -> EngineKey:
+        return self.engine_config, self.snapshot_settings
 
     def _engine(self) -> SwarmEngine:
         self._seat.check_open()
         return self.engine if self.engine is not None else self._seat.engine()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in (*_ENGINE_FIELDS, "engine", "snapshot_memory_bytes"):
+        if name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS, "engine"):
             raise ConfigurationError(
                 f"{name} cannot be changed any more, others may use the engine. Use "
                 f"model_copy(update={{{name!r}: ...}}) or make a new object."
@@ -272,6 +300,7 @@ class ChatSwarmKV(BaseChatModel):
         messages: LanguageModelInput,
         *,
         pin: bool = True,
+        persist: bool = False,
         config: RunnableConfig | None = None,
         on_progress: ProgressCallback | None = None,
         on_finish: Callable[[RequestStatistics], None] | None = None,
@@ -283,61 +312,128 @@ class ChatSwarmKV(BaseChatModel):
         Args:
             messages: usually one `document_message`.
             pin: never evict it, until `release`.
+            persist: it is on disk when this returns, whatever `snapshot_policy` says.
             config: of the run that asks; names the request.
             on_progress: called on the engine's thread after each chunk; must be quick.
             on_finish: called once at the end, on the calling thread.
         """
-        ref, text, handle = self._start_prefill(messages, pin, config)
+        document, handle = self._start_prefill(messages, config, pin=pin, persist=persist)
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             handle.result()
+        if persist:
+            self._engine().flush()
         progress.finish()
-        self._seat.remember(ref["digest"], text)
-        return ref
+        return self._remember(document)
 
     async def aprefill(
         self,
         messages: LanguageModelInput,
         *,
         pin: bool = True,
+        persist: bool = False,
         config: RunnableConfig | None = None,
         on_progress: ProgressCallback | None = None,
         on_finish: Callable[[RequestStatistics], None] | None = None,
     ) -> DocumentRef:
         """Like `prefill`; cancelling it stops the work within one chunk."""
-        ref, text, handle = await _on_thread(
-            lambda: self._start_prefill(messages, pin, config), handle_of=lambda started: started[2]
+        document, handle = await _on_thread(
+            lambda: self._start_prefill(messages, config, pin=pin, persist=persist),
+            handle_of=lambda started: started[1],
         )
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             await handle.aresult()
+        if persist:
+            await asyncio.to_thread(self._engine().flush)
         progress.finish()
-        self._seat.remember(ref["digest"], text)
-        return ref
+        return self._remember(document)
 
     def _start_prefill(
-        self, given: LanguageModelInput, pin: bool, config: RunnableConfig | None
-    ) -> tuple[DocumentRef, str, RequestHandle]:
+        self,
+        given: LanguageModelInput,
+        config: RunnableConfig | None,
+        *,
+        pin: bool,
+        persist: bool,
+    ) -> tuple[_Document, RequestHandle]:
         messages = as_messages(given)
         ids = self._encoder.shared_prefix(messages)
         text, instructions = document_parts(messages)
-        engine = self._engine()
-        ref = DocumentRef(
-            digest=document_digest(self.cache_salt, engine.facts.identity, ids),
-            num_tokens=len(ids),
-            model=engine.facts.identity,
-            text_key="document",
-            instructions=instructions,
-        )
-        handle = engine.submit(
+        document = self._document(ids, text, instructions)
+        handle = self._engine().submit(
             ids,
             SamplingParams(max_tokens=0),
             name=_request_name(config),
             cache_salt=self.cache_salt,
-            pin=ref["digest"] if pin else None,
+            pin=document.ref["digest"] if pin else None,
+            persist=persist,
             timeout_seconds=self.timeout,
         )
-        return ref, text, handle
+        return document, handle
+
+    def _document(self, ids: Sequence[int], text: str, instructions: str) -> _Document:
+        identity = self._engine().facts.identity.digest
+        ref = DocumentRef(
+            digest=document_digest(self.cache_salt, identity, ids),
+            num_tokens=len(ids),
+            model=identity,
+            text_key="document",
+            instructions=instructions,
+        )
+        return _Document(ref, text, ids)
+
+    def _remember(self, document: _Document) -> DocumentRef:
+        self._seat.remember(document.ref["digest"], document.text, document.ids)
+        return document.ref
+
+    def handoff(self, messages: LanguageModelInput) -> DocumentRef:
+        """Keep a whole conversation for whoever goes on with it: another node, agent or process.
+
+        The next call that begins with these messages computes none of them; with `snapshot_dir`
+        also in another process, on a model with the same settings.
+
+        Args:
+            messages: the conversation so far, answers included.
+        """
+        engine = self._engine()
+        return self.prefill(messages, pin=False, persist=engine.has_disk)
+
+    def save(self, ref: DocumentRef, path: Path | str) -> int:
+        """Write a prefilled document to a file of its own, with its text, for `load`.
+
+        It is computed again first, as far as it is not in the cache. The file holds the document
+        in a recoverable form.
+
+        Returns:
+            The bytes of the file.
+
+        Raises:
+            DocumentMissingError: this process has not prefilled the document.
+            SnapshotStorageError: the file cannot be written.
+        """
+        known = self._seat.recall(ref["digest"])
+        if known is None:
+            raise DocumentMissingError(
+                "This process has not prefilled the document of the reference; call prefill first."
+            )
+        snapshot = self._engine().snapshot(known.prefix_ids, cache_salt=self.cache_salt)
+        note = {"text": known.text, "instructions": ref["instructions"]}
+        snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
+        return save_snapshot(Path(path).expanduser(), snapshot)
+
+    def load(self, path: Path | str) -> DocumentRef:
+        """Make a document that `save` wrote one that is in the cache; no prefill.
+
+        Raises:
+            SnapshotFormatError: the file is no snapshot, or it is damaged.
+            SnapshotMismatchError: it is of another model, of other settings or of another salt.
+            SnapshotStorageError: the file cannot be read.
+        """
+        snapshot = read_snapshot(Path(path).expanduser())
+        self._engine().insert(snapshot, cache_salt=self.cache_salt)
+        text, instructions = _saved_text(snapshot)
+        return self._remember(self._document(snapshot.tokens, text, instructions))
 
     def release(self, ref: DocumentRef) -> bool:
         """Let the document be evicted. False: it was not pinned, which is harmless."""
@@ -346,7 +442,8 @@ class ChatSwarmKV(BaseChatModel):
 
     def document_of(self, ref: DocumentRef) -> str | None:
         """The text that this object, or a copy, prefilled for a reference; None: not known here."""
-        return self._seat.recall(ref["digest"])
+        known = self._seat.recall(ref["digest"])
+        return None if known is None else known.text
 
     # -- LangChain -------------------------------------------------------------------------------
 
@@ -472,7 +569,7 @@ class ChatSwarmKV(BaseChatModel):
     @property
     def _given_identity(self) -> str:
         assert self.engine is not None
-        return self.engine.facts.identity
+        return self.engine.facts.identity.digest
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -507,6 +604,29 @@ async def _on_thread(
         for handle in handles:
             handle.cancel()
         raise
+
+
+@dataclasses.dataclass(frozen=True)
+class _Document:
+    """What was, or will be, prefilled."""
+
+    ref: DocumentRef
+    text: str
+    ids: Sequence[int]
+
+
+def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:
+    """Text and instructions that `save` put beside a state; a file without them has neither."""
+    try:
+        note = json.loads(snapshot.extra or b"{}")
+        text, instructions = note.get("text", ""), note.get("instructions", "")
+    except (ValueError, RecursionError, AttributeError):
+        text, instructions = None, None
+    if not isinstance(text, str) or not isinstance(instructions, str):
+        raise SnapshotFormatError(
+            "What stands beside the state in the snapshot is no document.", reason="its text"
+        )
+    return text, instructions
 
 
 class _Progress:

@@ -12,7 +12,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["MAX_SEQUENCES", "EngineConfig", "FlashAttention", "KVType", "SamplingParams"]
+__all__ = [
+    "MAX_SEQUENCES",
+    "EngineConfig",
+    "FlashAttention",
+    "KVType",
+    "SamplingParams",
+    "SnapshotPolicy",
+    "SnapshotSettings",
+]
 
 MAX_SEQUENCES = 256
 """llama.cpp's own limit on sequence ids in one context (`LLAMA_MAX_SEQ`, src/llama-cparams.h)."""
@@ -41,6 +49,39 @@ class KVType(str, Enum):
     BF16 = "bf16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+
+
+class SnapshotPolicy(str, Enum):
+    """Which prefixes go to the disk by themselves, where a folder for snapshots is given.
+
+    A branch over a document that is there already does not: the document is what costs.
+    """
+
+    WRITE_THROUGH = "write_through"
+    """Each as soon as it has been computed: they survive whatever ends the process."""
+    WRITE_BACK = "write_back"
+    """When memory has no more room for it, and at the end, if the engine is closed."""
+    NEVER = "never"
+    """Only what is asked for (`persist`)."""
+
+
+class SnapshotSettings(BaseModel):
+    """Where prefixes go that leave the pool. Part of what makes two engines one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    snapshot_memory_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    """Host memory for prefixes that had to leave the pool; 0: none."""
+    snapshot_dir: Path | None = None
+    """Folder for prefixes that outlive the process; None: none do. They hold the documents in a
+    recoverable form."""
+    snapshot_policy: SnapshotPolicy = SnapshotPolicy.WRITE_THROUGH
+    """What goes there by itself."""
+
+    @field_validator("snapshot_dir")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute_path(path)
 
 
 class EngineConfig(BaseModel):
@@ -91,12 +132,7 @@ class EngineConfig(BaseModel):
     @field_validator("model_path")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
-        try:
-            return path.expanduser().absolute()
-        except RuntimeError as error:
-            raise ValueError(
-                f"{str(path)!r} names the home of a user that there is not."
-            ) from error
+        return _absolute_path(path)
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
@@ -201,3 +237,10 @@ class SamplingParams(BaseModel):
                     f"logit_bias[{token_id}] is {value}; use a number up to {_MAX_BIAS:g}, or -inf."
                 )
         return bias
+
+
+def _absolute_path(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"{str(path)!r} names the home of a user that there is not.") from error

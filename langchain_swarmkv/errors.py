@@ -27,6 +27,10 @@
     │       ├── InvalidBatchError     code -1: our batch was wrong
     │       └── DecodeFatalError      below -1: part of the batch may be in the cache
     ├── SnapshotError                 a snapshot is malformed, or its store is closed
+    │   ├── SnapshotFormatError       the file is no snapshot, damaged, or another release's
+    │   ├── SnapshotKeyError          it is encrypted, and the key is missing or wrong
+    │   ├── SnapshotMismatchError     it is of another model or of other settings
+    │   └── SnapshotStorageError      the file system does not let it be read or written
     ├── GraphError
     │   ├── UnreachableAnalystError   no document node comes before an analyst
     │   ├── UnboundedCycleError       analysts in a cycle without a bound on its turns
@@ -75,6 +79,10 @@ __all__ = [
     "RequestTimeoutError",
     "SequenceError",
     "SnapshotError",
+    "SnapshotFormatError",
+    "SnapshotKeyError",
+    "SnapshotMismatchError",
+    "SnapshotStorageError",
     "SwarmKVError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
@@ -242,6 +250,28 @@ class DecodeFatalError(DecodeError):
 
 class SnapshotError(SwarmKVError, RuntimeError):
     """A snapshot is malformed, or its store is closed."""
+
+
+class SnapshotFormatError(SnapshotError):
+    """The file is no snapshot, damaged, or made by another release; `path` and `reason` say."""
+
+
+class SnapshotKeyError(SnapshotError):
+    """The snapshot is encrypted, and the key is missing or another one."""
+
+
+class SnapshotMismatchError(SnapshotError):
+    """The snapshot is of another model or of other settings.
+
+    Attributes:
+        field: of the identity, the first that differs.
+        expected: what this engine has there.
+        seen: what the snapshot has there.
+    """
+
+
+class SnapshotStorageError(SnapshotError):
+    """The file system does not let a snapshot be read or written; `path` says where."""
 
 
 class GraphError(SwarmKVError, ValueError):

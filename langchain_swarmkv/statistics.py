@@ -27,7 +27,9 @@ class PrefixSource(str, Enum):
     RESIDENT = "resident"
     """Forked from a sequence that was in the pool."""
     MEMORY = "memory"
-    """Restored from the host's snapshot store."""
+    """Restored from the host's memory."""
+    DISK = "disk"
+    """Read from the disk and restored."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ class EngineStatistics:
     sequences_used: int
     num_resident_prefixes: int
     num_pinned_prefixes: int
+    num_disk_reads: int
+    num_disk_writes: int
+    num_disk_failures: int
+    """Snapshots that could not be read or written; what they hold is computed again."""
     store_bytes: int
     prefill_only_tokens: int
     """Prompt tokens decoded in steps that only prefilled."""

@@ -1,4 +1,4 @@
-"""The command line, one module a command: `swarmkv demo`, `bench`, `doctor`, `optimize`.
+"""The command line, one module a command: `swarmkv demo`, `prefill`, `snapshots`, ...
 
 Exit codes: 0 done, 1 the run failed, 2 something given is wrong and nothing was loaded,
 130 interrupted.
@@ -18,6 +18,8 @@ from langchain_swarmkv.cli.bench_command import bench_app
 from langchain_swarmkv.cli.demo_command import demo
 from langchain_swarmkv.cli.doctor_command import doctor
 from langchain_swarmkv.cli.optimize_command import optimize
+from langchain_swarmkv.cli.prefill_command import prefill
+from langchain_swarmkv.cli.snapshots_command import snapshots_app
 
 __all__ = ["app", "main"]
 
@@ -26,6 +28,8 @@ app.command()(demo)
 app.add_typer(bench_app, name="bench")
 app.command()(doctor)
 app.command()(optimize)
+app.command()(prefill)
+app.add_typer(snapshots_app, name="snapshots")
 
 
 def main() -> None:

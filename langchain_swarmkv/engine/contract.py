@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from langchain_swarmkv.config import SamplingParams
+from langchain_swarmkv.engine.identity import ModelIdentity
 
 __all__ = [
     "Batch",
@@ -40,8 +41,8 @@ class ModelFacts:
 
     name: str
     architecture: str
-    identity: str
-    """Digest of everything that changes the KV of a token sequence; equal for equal engines."""
+    identity: ModelIdentity
+    """Everything that changes the KV of a token sequence; equal for equal engines."""
     n_vocab: int
     n_ctx_train: int
     """Most positions one sequence may have."""

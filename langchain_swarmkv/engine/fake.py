@@ -25,6 +25,7 @@ from langchain_swarmkv.engine.contract import (
     SpecialToken,
     Tokenizer,
 )
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -156,7 +157,15 @@ class FakeEngine(Engine):
         self.facts = ModelFacts(
             name="fake",
             architecture="fake",
-            identity=hashlib.sha256(_STATE_MAGIC).hexdigest(),
+            identity=ModelIdentity(
+                architecture="fake",
+                tokenizer="fake",
+                weights="fake",
+                kv_type_k="fake",
+                kv_type_v="fake",
+                rope="fake",
+                llama_cpp="fake",
+            ),
             n_vocab=_VOCABULARY,
             n_ctx_train=n_ctx_train,
             kv_bytes_per_token=4,

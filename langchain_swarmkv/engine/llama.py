@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import struct
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,9 @@ from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, Sampl
 from langchain_swarmkv.engine.cells import CellLedger
 from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, ModelFacts, Sampler
 from langchain_swarmkv.engine.grammar import check_grammar
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
+from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import (
     DecodeFatalError,
     EngineClosedError,
@@ -32,12 +36,13 @@ from langchain_swarmkv.native.library import library_version
 from langchain_swarmkv.native.model import ModelHandle
 from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
+from langchain_swarmkv.native.sequence_state import SequenceState
 
-__all__ = ["LlamaEngine", "available_cores", "weights_digest"]
+__all__ = ["LlamaEngine", "available_cores"]
 
-# magic, identity, tokens, bytes of the native state, their checksum
+# magic, digest of the identity, tokens, bytes of the native state, their checksum
 _STATE_HEADER = struct.Struct("<8s32sQQ32s")
-_STATE_MAGIC = b"SWARMKV1"
+_STATE_MAGIC = b"SWARMKV2"
 _CHECKSUM_COLUMNS = 4096
 _MAX_RUNNING_ON_CPU = 16
 """Each token attends over the cells of all that run, so more at once may take longer in all; see
@@ -45,9 +50,6 @@ docs/performance.md."""
 _MOVE_COST_TOKENS_ON_CPU = 16
 """A cell takes about 20 us to save and restore, and 1.2 us of each token while it lies in the pool
 (docs/performance.md). On GPUs neither was measured, so there nothing leaves early."""
-_WHOLE_DIGEST_BYTES = 256 << 20
-_BLOCK_BYTES = 64 << 10
-_NUM_BLOCKS = 512
 
 
 class LlamaEngine(Engine):
@@ -61,14 +63,18 @@ class LlamaEngine(Engine):
         self._model: ModelHandle | None = None
         self._context: ContextHandle | None = None
         self._ledger: CellLedger | None = None
+        self._form: _StateForm | None = None
         self.tokenizer = LlamaTokenizer(config.model_path)
         try:
-            self._open(config)
+            with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
+                # Reading a large file takes seconds, and so does loading it.
+                weights = pool.submit(weights_digest, config.model_path)
+                self._open(config, weights)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, config: EngineConfig) -> None:
+    def _open(self, config: EngineConfig, weights: Future[str]) -> None:
         self._model = model = ModelHandle(
             config.model_path,
             vocab_only=False,
@@ -103,10 +109,13 @@ class LlamaEngine(Engine):
             # A state that does not grow with its tokens slows down nobody.
             move_cost_tokens=_MOVE_COST_TOKENS_ON_CPU if on_cpu and kv_bytes_per_token else None,
         )
+        architecture = model.metadata("general.architecture") or "unknown"
         self.facts = ModelFacts(
             name=config.model_path.stem,
-            architecture=model.metadata("general.architecture") or "unknown",
-            identity=_identity(config, settings),
+            architecture=architecture,
+            identity=_identity(
+                settings, weights.result(), architecture, self.tokenizer.digest
+            ),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -123,8 +132,15 @@ class LlamaEngine(Engine):
             batch.add(0, [0], position, want_logits=True)
             self.decode(batch)
             sizes.append(self._native.state_size(0))
+        self._note_form(self._native.save(0))
         self.clear(0)
         return max(0, sizes[1] - sizes[0])
+
+    def _note_form(self, state: memoryview) -> None:
+        """Learn from a state of ours how all must be laid out, if it is of a kind that is known."""
+        with suppress(SequenceError):
+            parsed = SequenceState.parse(state)
+            self._form = _StateForm(parsed.is_transposed, parsed.shape)
 
     @property
     def _native(self) -> ContextHandle:
@@ -245,7 +261,7 @@ class LlamaEngine(Engine):
         num_tokens = self.num_tokens(seq_id)
         saved = self._native.save(seq_id, skip_bytes=_STATE_HEADER.size)
         state = saved[_STATE_HEADER.size :]
-        identity = bytes.fromhex(self.facts.identity)
+        identity = bytes.fromhex(self.facts.identity.digest)
         _STATE_HEADER.pack_into(
             saved, 0, _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
         )
@@ -267,7 +283,7 @@ class LlamaEngine(Engine):
         magic, identity, saved_tokens, num_bytes, checksum = _STATE_HEADER.unpack_from(state)
         if magic != _STATE_MAGIC:
             raise SequenceError("not a state that this package saved.")
-        if identity.hex() != self.facts.identity:
+        if identity.hex() != self.facts.identity.digest:
             raise SequenceError("the state belongs to another model or to other settings.")
         payload = memoryview(state)[_STATE_HEADER.size :]
         if saved_tokens != num_tokens or num_bytes != len(payload):
@@ -277,7 +293,26 @@ class LlamaEngine(Engine):
             )
         if _checksum(payload) != checksum:
             raise SequenceError("the state is damaged: its checksum differs.")
-        return payload
+        return self._in_our_form(payload, num_tokens)
+
+    def _in_our_form(self, payload: memoryview, num_tokens: int) -> bytes | memoryview:
+        """The state as this context's attention kernel keeps it.
+
+        Its checksum was right; that its form is, too, is looked at once more, for who can write a
+        file can write any checksum, and llama.cpp has asserts on this path.
+        """
+        if self._form is None:
+            return payload  # a cache of another kind, whose form is llama.cpp's alone
+        state = SequenceState.parse(payload)
+        is_whole = np.array_equal(np.sort(state.positions), np.arange(num_tokens))
+        if not is_whole or state.shape != self._form.shape:
+            raise SequenceError(
+                f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
+                f"are not those of {num_tokens} tokens of this model."
+            )
+        if state.is_transposed == self._form.is_transposed:
+            return payload
+        return state.rewrite(transposed=self._form.is_transposed)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -287,6 +322,13 @@ class LlamaEngine(Engine):
             self._model.close()
         self._context = self._model = None
         self.tokenizer.close()
+
+
+class _StateForm(NamedTuple):
+    """What all states of a context have in common, where their layout is known."""
+
+    is_transposed: bool
+    shape: tuple[tuple[int, int, int, int], ...]
 
 
 class _LlamaSampler(Sampler):
@@ -355,31 +397,16 @@ def available_cores() -> int:
     return cores
 
 
-def _identity(config: EngineConfig, settings: ContextSettings) -> str:
-    """Digest of all that changes the KV of a token sequence, or the form it is saved in."""
-    parts = {
-        "weights": weights_digest(config.model_path),
-        "kv_types": [settings.kv_type_k, settings.kv_type_v],
-        "flash_attention": [settings.flash_attention, config.prefill_flash_attention],
-        "rope": [settings.rope_freq_base, settings.rope_freq_scale],
-        "llama_cpp": library_version(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def weights_digest(path: Path) -> str:
-    """SHA-256 of the file; of a file above 256 MiB, of its size and 512 blocks spread over it.
-
-    The latter takes milliseconds instead of seconds; another fine-tune differs in every block.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(size.to_bytes(8, "little"))
-    with path.open("rb") as file:
-        if size <= _WHOLE_DIGEST_BYTES:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        else:
-            for offset in np.linspace(0, size - _BLOCK_BYTES, _NUM_BLOCKS, dtype=np.int64):
-                file.seek(int(offset))
-                digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
+def _identity(
+    settings: ContextSettings, weights: str, architecture: str, tokenizer: str
+) -> ModelIdentity:
+    base, scale = settings.rope_freq_base, settings.rope_freq_scale
+    return ModelIdentity(
+        weights=weights,
+        architecture=architecture,
+        tokenizer=tokenizer,
+        kv_type_k=settings.kv_type_k,
+        kv_type_v=settings.kv_type_v,
+        rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
+        llama_cpp=library_version(),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,6 +72,16 @@ class LlamaTokenizer(Tokenizer):
                     strips_right=bool(attributes & ATTRIBUTE_RSTRIP),
                 )
         return found
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over all tokens' texts and attributes, in order, hexadecimal."""
+        model, digest = self._model, hashlib.sha256()
+        for token_id in range(self.n_vocab):
+            text = model.token_text(token_id).encode("utf-8", "surrogateescape")
+            digest.update(b"%d %d:" % (model.attributes(token_id), len(text)))
+            digest.update(text)
+        return digest.hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer.encode`."""

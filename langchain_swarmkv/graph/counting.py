@@ -133,7 +133,7 @@ class PoolLimits:
 
 def pool_key(llm: ChatSwarmKV) -> object:
     """Equal for model objects that share one engine."""
-    return llm.engine if llm.engine is not None else (llm.engine_config, llm.snapshot_memory_bytes)
+    return llm.engine if llm.engine is not None else (llm.engine_config, llm.snapshot_settings)
 
 
 def pool_limits(llm: ChatSwarmKV, *, read_file: bool) -> PoolLimits:

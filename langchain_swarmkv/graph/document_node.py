@@ -32,6 +32,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         output_key: state key of the `DocumentRef`.
         instructions: what all analysts are told before the document.
         pin: keep the document in the pool until `llm.release(ref)`, whatever else comes.
+        persist: have it on disk when the node ends, whatever the model's `snapshot_policy`.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         output_key: str = "document_ref",
         instructions: str = DEFAULT_INSTRUCTIONS,
         pin: bool = False,
+        persist: bool = False,
     ) -> None:
         check_llm(llm)
         self.llm = llm
@@ -49,6 +51,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         self.output_key = output_key
         self.instructions = instructions
         self.pin = pin
+        self.persist = persist
 
     def invoke(
         self,
@@ -65,7 +68,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
-        return self._output(run.prefill(self.llm, shared, pin=self.pin))
+        return self._output(run.prefill(self.llm, shared, **self._options))
 
     async def ainvoke(
         self,
@@ -77,7 +80,11 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """Like `invoke`; cancelling it stops the prefill within one chunk."""
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
-        return self._output(await run.aprefill(self.llm, shared, pin=self.pin))
+        return self._output(await run.aprefill(self.llm, shared, **self._options))
+
+    @property
+    def _options(self) -> dict[str, bool]:
+        return {"pin": self.pin, "persist": self.persist}
 
     def _text(self, state: object) -> str:
         text = read_key(state, self.input_key)

@@ -84,7 +84,12 @@ class NodeRun:
             context.run(self._write, {"type": kind, "node": self.node, **facts})
 
     def prefill(
-        self, llm: ChatSwarmKV, shared: Sequence[BaseMessage], *, pin: bool = False
+        self,
+        llm: ChatSwarmKV,
+        shared: Sequence[BaseMessage],
+        *,
+        pin: bool = False,
+        persist: bool = False,
     ) -> DocumentRef:
         """`llm.prefill`, with its progress and its end told from the calling thread.
 
@@ -107,6 +112,7 @@ class NodeRun:
                 ref = llm.prefill(
                     list(shared),
                     pin=pin,
+                    persist=persist,
                     config=self.config,
                     on_progress=note,
                     on_finish=finished.append,
@@ -132,7 +138,12 @@ class NodeRun:
         return ref
 
     async def aprefill(
-        self, llm: ChatSwarmKV, shared: Sequence[BaseMessage], *, pin: bool = False
+        self,
+        llm: ChatSwarmKV,
+        shared: Sequence[BaseMessage],
+        *,
+        pin: bool = False,
+        persist: bool = False,
     ) -> DocumentRef:
         """`llm.aprefill`, with its progress and its end told from the event loop."""
         relay = _LoopRelay(self._tell_progress)
@@ -140,6 +151,7 @@ class NodeRun:
             return await llm.aprefill(
                 list(shared),
                 pin=pin,
+                persist=persist,
                 config=self.config,
                 on_progress=_Throttle(relay),
                 on_finish=self._tell_document,

@@ -103,6 +103,15 @@ class SequenceState:
         return len(self.cells)
 
     @property
+    def shape(self) -> tuple[tuple[int, int, int, int], ...]:
+        """For each layer the types of K and V and their bytes a cell: alike for all states of a
+        context, whatever its kernel."""
+        return tuple(
+            (layer.k_type, layer.k.shape[1], layer.v_type, layer.v.size // self.num_cells)
+            for layer in self.layers
+        )
+
+    @property
     def positions(self) -> npt.NDArray[np.int32]:
         """Position of each cell, shape (cells,)."""
         positions: npt.NDArray[np.int32] = self.cells["position"]

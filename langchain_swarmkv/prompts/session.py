@@ -11,10 +11,14 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from langchain_swarmkv.config import EngineConfig
+import numpy as np
+import numpy.typing as npt
+
+from langchain_swarmkv.config import EngineConfig, SnapshotSettings
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import EngineClosedError
 from langchain_swarmkv.prompts.encoder import PromptEncoder
@@ -25,15 +29,23 @@ from langchain_swarmkv.scheduling.registry import (
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
-__all__ = ["EngineKey", "Seat"]
+__all__ = ["EngineKey", "KnownDocument", "Seat"]
 
-EngineKey: TypeAlias = tuple[EngineConfig | None, int]
-"""Engine settings (None: the user's own engine) and bytes of snapshot memory."""
+EngineKey: TypeAlias = tuple[EngineConfig | None, SnapshotSettings]
+"""Engine settings (None: the user's own engine), and where its prefixes go."""
 
 MAX_DOCUMENTS = 256
 """Texts kept for `recall`; the oldest go first."""
 
 _MAX_ENCODERS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class KnownDocument:
+    """What this process has prefilled."""
+
+    text: str
+    prefix_ids: npt.NDArray[np.int32]
 
 
 class _Session:
@@ -45,7 +57,7 @@ class _Session:
         self._tokenizer: Tokenizer | None = None
         self._encoders: list[tuple[object, PromptEncoder]] = []
         self._documents_lock = threading.Lock()
-        self._documents: dict[str, str] = {}
+        self._documents: dict[str, KnownDocument] = {}
         self.loaded_engine: SwarmEngine | None = None
         with _sessions_lock:
             _sessions.add(self)
@@ -87,11 +99,9 @@ class _Session:
                 self.loaded_engine = None
                 release_engine(dead)
             if self.loaded_engine is None:
-                config, snapshot_memory_bytes = self.key
+                config, snapshots = self.key
                 assert config is not None
-                self.loaded_engine = acquire_engine(
-                    config, snapshot_memory_bytes=snapshot_memory_bytes
-                )
+                self.loaded_engine = acquire_engine(config, snapshots)
             return self.loaded_engine
 
     def tokenizer(self) -> Tokenizer:
@@ -112,14 +122,14 @@ class _Session:
         self._encoders = [*self._encoders[1 - _MAX_ENCODERS :], (settings, encoder)]
         return encoder
 
-    def remember(self, digest: str, text: str) -> None:
+    def remember(self, digest: str, document: KnownDocument) -> None:
         with self._documents_lock:
             self._documents.pop(digest, None)
-            self._documents[digest] = text
+            self._documents[digest] = document
             if len(self._documents) > MAX_DOCUMENTS:
                 del self._documents[next(iter(self._documents))]
 
-    def recall(self, digest: str) -> str | None:
+    def recall(self, digest: str) -> KnownDocument | None:
         with self._documents_lock:
             return self._documents.get(digest)
 
@@ -203,12 +213,13 @@ class Seat:
         """The encoder of these settings, made once."""
         return self._session.encoder(tokenizer, chat_template, variables)
 
-    def remember(self, digest: str, text: str) -> None:
-        """Keep a document's text for `recall`, here and at all other seats."""
-        self._session.remember(digest, text)
+    def remember(self, digest: str, text: str, prefix_ids: Sequence[int]) -> None:
+        """Keep a document for `recall`, here and at all other seats."""
+        ids = np.asarray(prefix_ids, dtype=np.int32)
+        self._session.remember(digest, KnownDocument(text, ids))
 
-    def recall(self, digest: str) -> str | None:
-        """The text of a document, if it was remembered."""
+    def recall(self, digest: str) -> KnownDocument | None:
+        """A document, if it was remembered."""
         return self._session.recall(digest)
 
     def __copy__(self) -> Seat:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.store import SnapshotStore
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier
 
 __all__ = ["CacheCounters", "PrefixCache", "PrefixMatch"]
 
@@ -52,6 +53,8 @@ class CacheCounters:
     num_evictions: int = 0
     num_spills: int = 0
     num_restores: int = 0
+    restored_bytes: int = 0
+    restore_seconds: float = 0.0
     num_compactions: int = 0
 
 
@@ -65,9 +68,9 @@ class _Resident:
 class PrefixCache:
     """The sequences of one engine. Not thread safe: the scheduler serialises all calls."""
 
-    def __init__(self, engine: Engine, store: SnapshotStore) -> None:
+    def __init__(self, engine: Engine, tiers: SnapshotTiers) -> None:
         self._engine = engine
-        self._store = store
+        self._tiers = tiers
         self._can_cut = engine.limits.can_cut
         self._ledger = CellLedger(engine.limits.num_cells)
         self._running_index: PrefixIndex[int] = PrefixIndex()
@@ -168,25 +171,23 @@ class PrefixCache:
     def _spill(self, seq_id: int) -> None:
         namespace = self._residents[seq_id].namespace
         tokens = self._resident_index.tokens_of(seq_id)
-        if self._is_stored(namespace, tokens):
+        if self._tiers.holds(Tier.MEMORY, namespace, tokens):
             return
         try:
-            state = self._engine.save(seq_id)
+            snapshot = self.snapshot(seq_id, namespace, tokens)
         except (MemoryError, SequenceError):
             return  # a copy that the host has no room for is computed again
-        snapshot = KVSnapshot(
-            identity=self._engine.facts.identity,
-            namespace=namespace,
-            tokens=tuple(tokens),
-            state=state,
-        )
-        self.counters.num_spills += self._store.put(snapshot)
+        self.counters.num_spills += self._tiers.put(snapshot)
 
-    def _is_stored(self, namespace: str, tokens: TokenIds) -> bool:
-        """Whether a snapshot of these tokens, or of more, is still in the store."""
-        return (
-            self._store.get(namespace, tokens, can_cut=self._can_cut, min_tokens=len(tokens))
-            is not None
+    def snapshot(self, seq_id: int, namespace: str, tokens: TokenIds) -> KVSnapshot:
+        """A sequence that holds exactly `tokens`, as it is now."""
+        facts = self._engine.facts
+        return KVSnapshot(
+            identity=facts.identity,
+            namespace=namespace,
+            tokens=tuple(map(int, tokens)),
+            state=self._engine.save(seq_id),
+            model_name=facts.name,
         )
 
     # -- what runs comes first -------------------------------------------------------------------
@@ -215,8 +216,7 @@ class PrefixCache:
             return True
         cell_bytes = self._ledger.num_tokens(seq_id) * self._engine.facts.kv_bytes_per_token
         # A tenth more, for token ids and headers.
-        is_room = self._store.num_bytes + 1.1 * cell_bytes <= self._store.max_bytes
-        return self._is_worth_saving(seq_id) and is_room
+        return self._is_worth_saving(seq_id) and self._tiers.has_room(1.1 * cell_bytes)
 
     def compact(self, remaining_tokens: int) -> None:
         """Move what lies above a hole into it, if the tokens still to be computed gain from that.
@@ -322,6 +322,20 @@ class PrefixCache:
         self._add_resident(seq_id, namespace, tokens)
         if pin is not None:
             self._residents[seq_id].pins.add(pin)
+        if self._tiers.writes_through and self._is_worth_saving(seq_id):
+            self.write(seq_id, namespace, tokens)
+
+    def write(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
+        """Have a sequence that holds exactly `tokens` written to disk, unless it is there."""
+        if not self._tiers.holds(Tier.DISK, namespace, tokens):
+            self._tiers.write(self.snapshot(seq_id, namespace, tokens))
+
+    def flush(self) -> None:
+        """Have every resident worth saving written to disk: the engine closes."""
+        for seq_id, resident in self._residents.items():
+            if self._is_worth_saving(seq_id):
+                tokens = self._resident_index.tokens_of(seq_id)
+                self.write(seq_id, resident.namespace, tokens)
 
     def _add_resident(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
         self._resident_index.insert(namespace, tokens, seq_id)
@@ -351,37 +365,32 @@ class PrefixCache:
 
     # -- the store -------------------------------------------------------------------------------
 
-    def restore(
-        self, namespace: str, tokens: TokenIds, min_tokens: int, reserved_cells: int
-    ) -> bool:
-        """Bring back a snapshot that shares at least `min_tokens` tokens, as a resident.
+    def restore(self, snapshot: KVSnapshot, reserved_cells: int) -> bool:
+        """Bring back a snapshot as a resident. Others may be evicted for it.
 
-        Other residents may be evicted for it.
-
-        False: there is none, or it does not fit beside what may not leave and `reserved_cells`.
+        False: it does not fit beside what may not leave and `reserved_cells`, or does not load.
         """
-        found = self._store.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
-        if found is None:
-            return False
-        snapshot = found.snapshot
         if not self.make_room(snapshot.num_tokens + reserved_cells):
             return False
         seq_id = self._take_id(None)
         if seq_id is None:
             return False
+        started = time.perf_counter()
         try:
             self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens)
         except SequenceError:
             # NOTE: a state that does not load will not load the next time either.
-            self._store.remove(snapshot.key)
+            self._tiers.remove(snapshot.key)
             heapq.heappush(self._free, seq_id)
             return False
         except BaseException:
             heapq.heappush(self._free, seq_id)
             raise
         self._ledger.append(seq_id, snapshot.num_tokens)
-        self._add_resident(seq_id, namespace, snapshot.tokens)
+        self._add_resident(seq_id, snapshot.namespace, snapshot.tokens)
         self.counters.num_restores += 1
+        self.counters.restored_bytes += snapshot.num_bytes
+        self.counters.restore_seconds += time.perf_counter() - started
         return True
 
     # -- pins and numbers ------------------------------------------------------------------------

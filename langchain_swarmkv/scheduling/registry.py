@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from langchain_swarmkv.config import EngineConfig
+from langchain_swarmkv.config import EngineConfig, SnapshotSettings
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.engine.factory import open_tokenizer
 from langchain_swarmkv.errors import ModelNotFoundError
@@ -20,7 +20,7 @@ from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 __all__ = ["acquire_engine", "acquire_tokenizer", "release_engine"]
 
 _FileVersion = tuple[Path, int, int, int]
-_EngineKey = tuple[EngineConfig, int, _FileVersion]
+_EngineKey = tuple[EngineConfig, SnapshotSettings, _FileVersion]
 
 
 class _Entry:
@@ -60,7 +60,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30) -> SwarmEngine:
+def acquire_engine(
+    config: EngineConfig, snapshots: SnapshotSettings = SnapshotSettings()
+) -> SwarmEngine:
     """The engine of these settings, loaded if it is not yet; give it back with `release_engine`.
 
     A file that was replaced under the same path is another model. Others who ask for the same
@@ -69,7 +71,7 @@ def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30
     Raises:
         ModelError: the model cannot be used.
     """
-    key = config, snapshot_memory_bytes, _version(config.model_path)
+    key = config, snapshots, _version(config.model_path)
     with _registry.lock:
         entry = _registry.engines.get(key)
         if entry is None or entry.is_dead:
@@ -78,7 +80,7 @@ def acquire_engine(config: EngineConfig, *, snapshot_memory_bytes: int = 1 << 30
     try:
         with entry.lock:
             if entry.engine is None:
-                entry.engine = SwarmEngine(config, snapshot_memory_bytes=snapshot_memory_bytes)
+                entry.engine = SwarmEngine(config, **snapshots.model_dump())
             return entry.engine
     except BaseException:
         _drop_user(key, entry)

@@ -28,6 +28,9 @@ from langchain_swarmkv.engine.contract import Sampler
 from langchain_swarmkv.errors import RequestTimeoutError
 from langchain_swarmkv.scheduling.channel import Channel
 from langchain_swarmkv.scheduling.text_stream import TextStream
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.store import StoredPrefix
+from langchain_swarmkv.snapshots.tiers import Fetch
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 
 __all__ = [
@@ -110,12 +113,14 @@ class Request:
         tokens: list[int],
         params: SamplingParams,
         *,
-        name: str,
         namespace: str,
-        keep_prefix: bool,
-        pin: str | None,
-        timeout_seconds: float | None,
         now: float,
+        name: str = "",
+        keep_prefix: bool = True,
+        pin: str | None = None,
+        persist: bool = False,
+        wants_snapshot: bool = False,
+        timeout_seconds: float | None = None,
     ) -> None:
         self.request_id = next(_request_ids)
         self.tokens = tokens
@@ -138,8 +143,16 @@ class Request:
         self.sampler: Sampler | None = None
         self.seed = params.seed or 0
         self.prefix_source = PrefixSource.NONE
-        self.prefix_was_restored = False
-        """Whether its prefix came back from the store, perhaps some steps before it is admitted."""
+        self.persist = persist
+        self.wants_snapshot = wants_snapshot
+        self.snapshot: KVSnapshot | None = None
+        """What it wrote, taken when it ended."""
+        self.restored_from: PrefixSource | None = None
+        """Where its prefix came back from, perhaps some steps before it is admitted."""
+        self.fetch: Fetch | None = None
+        """A snapshot that is being read for it, or has been."""
+        self.has_fetched = False
+        """Whether one was read: it is tried once."""
         self.waits_for: tuple[Request, int] | None = None
         """(leader, num_tokens): a request whose prefill is to be forked at that length."""
         self.branch_points: set[int] = set()
@@ -168,17 +181,32 @@ class Request:
         return self.max_total_tokens - self.num_written
 
     @property
+    def written_tokens(self) -> list[int]:
+        """What its sequence holds."""
+        return (self.tokens + self.output_tokens)[: self.num_written]
+
+    @property
     def remaining_prompt(self) -> int:
         """Prompt tokens that are not in the cache yet."""
         return max(0, self.num_prompt_tokens - self.num_written)
 
     @property
     def is_prefix_pending(self) -> bool:
-        """Whether the prefix that this request waits for is still being computed."""
+        """Whether the prefix that this request waits for is still being computed, or read."""
+        if self.fetch is not None and not self.fetch.done():
+            return True
         if self.waits_for is None:
             return False
         leader, num_tokens = self.waits_for
         return leader.status is RequestStatus.PREFILL and leader.num_written < num_tokens
+
+    def take_fetched(self) -> StoredPrefix | None:
+        """The snapshot that was read for it, once; None: there is none, or it could not be used."""
+        fetch, self.fetch = self.fetch, None
+        if fetch is None:
+            return None
+        self.has_fetched = True
+        return None if fetch.cancelled() else fetch.result()
 
     def next_stop(self) -> int:
         """Where the next prefill chunk must end at the latest."""

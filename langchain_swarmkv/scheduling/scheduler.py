@@ -32,13 +32,18 @@ from langchain_swarmkv.scheduling.request import (
     RequestStatus,
     TokenLogprob,
 )
-from langchain_swarmkv.snapshots.store import SnapshotStore
+from langchain_swarmkv.snapshots.prefix_index import TokenIds
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier, TierMatch
 from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 
 __all__ = ["Scheduler", "closed_by"]
 
 MIN_SHARED_TOKENS = 16
 """A shorter common prefix is neither waited for nor restored: computing it is as quick."""
+
+
+_MIN_MEASURED_TOKENS = 256
+"""Prefill rates of fewer tokens say nothing."""
 
 
 @dataclass
@@ -89,18 +94,18 @@ class Scheduler:
     def __init__(
         self,
         engine: Engine,
-        store: SnapshotStore,
+        tiers: SnapshotTiers,
         *,
         mixed_prefill_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.RLock()
         self._engine = engine
-        self._store = store
+        self._tiers = tiers
         self._mixed_prefill_tokens = mixed_prefill_tokens
         self._clock = clock
         self._started = clock()
-        self.cache = PrefixCache(engine, store)
+        self.cache = PrefixCache(engine, tiers)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._counters = _Counters()
@@ -114,6 +119,13 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._waiting or self._running)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether all there is to do is to wait until snapshots are read."""
+        if self._running or not self._waiting:
+            return False
+        return all(r.fetch is not None and not r.fetch.done() for r in self._waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -176,7 +188,7 @@ class Scheduler:
             except SwarmKVError as error:
                 self._abandon(request, error)
                 continue
-            if request.waits_for is not None:
+            if request.waits_for is not None or request.fetch is not None:
                 continue
             if not admitted:
                 if self._running:
@@ -197,8 +209,8 @@ class Scheduler:
             self._wait_for(request, planned)
             return False
         reserved_cells = sum(running.reserved_cells for running in self._running)
-        if cache.restore(namespace, reusable, worth_tokens, reserved_cells):
-            request.prefix_was_restored = True
+        if not self._restore(request, reusable, match, reserved_cells):
+            return False
         # Anew, since what was matched may have made way for a snapshot.
         match = cache.computed_match(namespace, reusable)
         opened = cache.open(
@@ -208,6 +220,45 @@ class Scheduler:
             return False
         self._start(request, *opened)
         return True
+
+    def _restore(
+        self,
+        request: Request,
+        reusable: TokenIds,
+        match: PrefixMatch | None,
+        reserved_cells: int,
+    ) -> bool:
+        """Bring back a snapshot that shares more than `match`, if that is quicker than computing.
+
+        False: it is being read, and the request waits for that.
+        """
+        num_matched = match.num_tokens if match else 0
+        stored, source = request.take_fetched(), PrefixSource.DISK
+        if stored is None:
+            found = self._tiers.find(request.namespace, reusable, num_matched + MIN_SHARED_TOKENS)
+            if found is None or not self._is_quicker(found, found.found.num_tokens - num_matched):
+                return True
+            if found.tier is Tier.DISK:
+                if request.has_fetched:
+                    return True  # it was read before, and could not be used
+                request.fetch = self._tiers.fetch(found, request.namespace, reusable)
+                return False
+            stored = self._tiers.get(request.namespace, reusable, found.found.num_tokens)
+            source = PrefixSource.MEMORY
+        if stored is not None and self.cache.restore(stored.snapshot, reserved_cells):
+            request.restored_from = source
+        return True
+
+    def _is_quicker(self, match: TierMatch, num_tokens: int) -> bool:
+        """Whether to restore rather than to compute, by the rates so far; unmeasured: yes."""
+        counters, reading, cache = self._counters, self._tiers.counters, self.cache.counters
+        is_measured = counters.prefill_only_tokens >= _MIN_MEASURED_TOKENS
+        if not is_measured or not counters.prefill_seconds or not cache.restored_bytes:
+            return True
+        seconds = match.found.num_bytes * cache.restore_seconds / cache.restored_bytes
+        if match.tier is Tier.DISK and reading.disk_read_bytes:
+            seconds += match.found.num_bytes * reading.disk_read_seconds / reading.disk_read_bytes
+        return seconds < num_tokens * counters.prefill_seconds / counters.prefill_only_tokens
 
     def _wait_for(self, request: Request, planned: PrefixMatch) -> None:
         (leader,) = (running for running in self._running if running.seq_id == planned.seq_id)
@@ -221,8 +272,7 @@ class Scheduler:
         request.seq_id = seq_id
         request.num_cached_tokens = request.num_written = shared
         if shared:
-            restored = request.prefix_was_restored
-            request.prefix_source = PrefixSource.MEMORY if restored else PrefixSource.RESIDENT
+            request.prefix_source = request.restored_from or PrefixSource.RESIDENT
         request.admitted_at = self.now
         counters = self._counters
         counters.prefix_cache_queries += 1
@@ -377,6 +427,12 @@ class Scheduler:
     # -- ending ----------------------------------------------------------------------------------
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.persist:
+            self.cache.write(request.seq_id, request.namespace, request.written_tokens)
+        if request.wants_snapshot:
+            request.snapshot = self.cache.snapshot(
+                request.seq_id, request.namespace, request.written_tokens
+            )
         keep = request.keep_prefix or request.pin is not None or self._is_awaited(request)
         self._vacate(request, keep=keep, pin=request.pin)
         self._counters.num_finished += 1
@@ -411,8 +467,7 @@ class Scheduler:
         It leaves the lists last: if the cache fails, whoever closes the engine still finds it.
         """
         if keep:
-            written = (request.tokens + request.output_tokens)[: request.num_written]
-            self.cache.keep(request.seq_id, written, pin)
+            self.cache.keep(request.seq_id, request.written_tokens, pin)
         else:
             self.cache.close(request.seq_id)
         self._leave(request)
@@ -438,11 +493,17 @@ class Scheduler:
                 self._counters.num_failed += 1
                 request.fail(error, self.now)
 
+    def flush(self) -> None:
+        """Put what the pool holds into the tiers, where the policy writes by itself."""
+        if self._tiers.saves_at_the_end:
+            with self.lock:
+                self.cache.flush()
+
     def reset_prefix_cache(self) -> None:
         """Forget what no request and no pin holds, here and in the store."""
         with self.lock:
             self.cache.clear_idle()
-            self._store.clear()
+            self._tiers.clear_memory()
 
     # -- numbers ---------------------------------------------------------------------------------
 
@@ -477,7 +538,10 @@ class Scheduler:
                 sequences_used=cache.sequences_used,
                 num_resident_prefixes=cache.num_residents,
                 num_pinned_prefixes=cache.num_pinned,
-                store_bytes=self._store.num_bytes,
+                num_disk_reads=self._tiers.counters.num_disk_reads,
+                num_disk_writes=self._tiers.counters.num_disk_writes,
+                num_disk_failures=self._tiers.counters.num_disk_failures,
+                store_bytes=self._tiers.memory.num_bytes,
                 prefill_seconds=counters.prefill_seconds,
                 decode_seconds=counters.decode_seconds,
                 prefill_only_tokens=counters.prefill_only_tokens,

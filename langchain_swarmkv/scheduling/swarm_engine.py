@@ -10,18 +10,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from typing_extensions import Self
 
-from langchain_swarmkv.config import EngineConfig, SamplingParams
+from langchain_swarmkv.config import EngineConfig, SamplingParams, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine, EngineLimits, ModelFacts, Tokenizer
 from langchain_swarmkv.engine.factory import open_engine
 from langchain_swarmkv.engine.grammar import check_grammar
@@ -32,15 +36,25 @@ from langchain_swarmkv.errors import (
     EngineClosedError,
     ForkedProcessError,
     InvalidRequestError,
+    SnapshotError,
+    SnapshotMismatchError,
 )
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
 from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
-from langchain_swarmkv.snapshots.snapshot import prefix_namespace
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
+from langchain_swarmkv.snapshots.store import SnapshotStore
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.statistics import EngineStatistics
 
 __all__ = ["SwarmEngine"]
+
+_log = logging.getLogger(__name__)
+
+_DISK_SLICE_SECONDS = 0.02
+"""How long an engine that waits for a file alone waits before it looks at cancels and deadlines."""
 
 _LOCK_SLICE_SECONDS = 1.0
 """How long the engine thread waits for the device before it looks at cancels and deadlines."""
@@ -61,11 +75,16 @@ class SwarmEngine:
         engine: what to load, or an engine that exists already (`FakeEngine()` in tests); the
             latter is then owned and closed here.
         snapshot_memory_bytes: host memory for prefixes that had to leave the pool; 0: none.
+        snapshot_dir: folder for prefixes that outlive the process; None: none do. They hold the
+            documents in a recoverable form; for encryption give a `snapshot_store`.
+        snapshot_policy: what goes there by itself.
+        snapshot_store: any `SnapshotStore` in place of a folder; it is owned and closed here.
         device_locks: who may use the device when; None: the one manager that all engines of this
             process share.
 
     Raises:
         ModelError: the model cannot be loaded.
+        SnapshotStorageError: the folder for snapshots cannot be used.
     """
 
     def __init__(
@@ -73,6 +92,9 @@ class SwarmEngine:
         engine: EngineConfig | Engine,
         *,
         snapshot_memory_bytes: int = 1 << 30,
+        snapshot_dir: Path | str | None = None,
+        snapshot_policy: SnapshotPolicy | str = SnapshotPolicy.WRITE_THROUGH,
+        snapshot_store: SnapshotStore | None = None,
         device_locks: DeviceLockManager | None = None,
     ) -> None:
         if not isinstance(engine, EngineConfig | Engine):
@@ -83,13 +105,22 @@ class SwarmEngine:
             raise ConfigurationError(
                 f"snapshot_memory_bytes={snapshot_memory_bytes} is negative; 0 switches it off."
             )
-        self._loop = _EngineLoop(
-            engine, snapshot_memory_bytes, device_locks or _process_device_locks()
-        )
+        if snapshot_dir is not None and snapshot_store is not None:
+            raise ConfigurationError("give either snapshot_dir or snapshot_store.")
+        policy = _checked_policy(snapshot_policy)
+        if snapshot_dir is not None:
+            snapshot_store = DiskSnapshotStore(snapshot_dir)
+        stores = _Stores(MemorySnapshotStore(snapshot_memory_bytes), snapshot_store, policy)
+        self._loop = _EngineLoop(engine, stores, device_locks or _process_device_locks())
         self._loop.start()
         self.facts: ModelFacts = self._loop.engine.facts
         self.limits: EngineLimits = self._loop.engine.limits
         self.tokenizer: Tokenizer = self._loop.engine.tokenizer
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is a folder or store for snapshots."""
+        return self._loop.has_disk
 
     @property
     def closed(self) -> bool:
@@ -105,6 +136,7 @@ class SwarmEngine:
         cache_salt: str = "",
         keep_prefix: bool = True,
         pin: str | None = None,
+        persist: bool = False,
         timeout_seconds: float | None = None,
     ) -> RequestHandle:
         """Queue a prompt and return at once.
@@ -118,9 +150,12 @@ class SwarmEngine:
                 branch, whose cells are free when it ends.
             pin: keep the tokens resident, never evicted, until `release(pin)`. Repeating a pin
                 changes nothing.
+            persist: write prompt and answer to the disk when the request ends, whatever the policy;
+                `flush` waits for it.
             timeout_seconds: the request fails if it takes longer, waiting included.
 
         Raises:
+            ConfigurationError: `persist` without a folder or store for snapshots.
             InvalidRequestError: an empty prompt, a token id outside the vocabulary, or a pin that
                 is no string.
             ContextBudgetError: prompt and max_tokens can never fit.
@@ -130,8 +165,8 @@ class SwarmEngine:
         """
         params = params or SamplingParams()
         self._loop.check_usable()
-        token_list = self._checked(tokens)
-        self._check_fits(len(token_list), params.max_tokens)
+        if persist and not self._loop.has_disk:
+            raise ConfigurationError("persist needs a snapshot_dir or a snapshot_store.")
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise InvalidRequestError(
                 f"timeout_seconds={timeout_seconds} must be positive or None."
@@ -140,18 +175,31 @@ class SwarmEngine:
             raise InvalidRequestError(f"pin is a {type(pin).__name__}; give a string or None.")
         if params.grammar is not None:
             check_grammar(params.grammar)
-        request = Request(
-            token_list,
+        request = self._request(
+            tokens,
             params,
+            cache_salt=cache_salt,
             name=name,
-            namespace=self._namespace(cache_salt),
             keep_prefix=keep_prefix,
             pin=pin,
+            persist=persist,
             timeout_seconds=timeout_seconds,
-            now=self._loop.scheduler.now,
         )
         self._loop.submit(request)
         return RequestHandle(request, self._loop.cancel, self)
+
+    def _request(
+        self, tokens: Sequence[int], params: SamplingParams, *, cache_salt: str, **options: Any
+    ) -> Request:
+        token_list = self._checked(tokens)
+        self._check_fits(len(token_list), params.max_tokens)
+        return Request(
+            token_list,
+            params,
+            namespace=self._namespace(cache_salt),
+            now=self._loop.scheduler.now,
+            **options,
+        )
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         try:
@@ -188,7 +236,7 @@ class SwarmEngine:
                 )
 
     def _namespace(self, cache_salt: str) -> str:
-        return prefix_namespace(self.facts.identity, cache_salt)
+        return prefix_namespace(self.facts.identity.digest, cache_salt)
 
     def release(self, pin: str) -> bool:
         """Let a pinned prefix be evicted again. False: there was no such pin; harmless."""
@@ -209,6 +257,8 @@ class SwarmEngine:
     def reset_prefix_cache(self) -> None:
         """Forget every prefix that is neither pinned nor in use, in the pool and in host memory.
 
+        What lies on disk stays there, and is found again.
+
         For measurements that shall start cold, and to let go of documents at once.
 
         Raises:
@@ -216,6 +266,56 @@ class SwarmEngine:
         """
         self._loop.check_usable()
         self._loop.call(self._loop.scheduler.reset_prefix_cache)
+
+    def snapshot(self, tokens: Sequence[int], *, cache_salt: str = "") -> KVSnapshot:
+        """The KV of exactly these tokens, computed first as far as it is not in the cache.
+
+        Raises:
+            SwarmKVError: as `submit`, or whatever makes the prefill fail.
+        """
+        self._loop.check_usable()
+        request = self._request(
+            tokens, SamplingParams(max_tokens=0), cache_salt=cache_salt, wants_snapshot=True
+        )
+        self._loop.submit(request)
+        RequestHandle(request, self._loop.cancel, self).result()
+        assert request.snapshot is not None  # taken before the request ended
+        return request.snapshot
+
+    def insert(self, snapshot: KVSnapshot, *, cache_salt: str = "") -> None:
+        """Make a snapshot one that later requests with this salt may use.
+
+        Raises:
+            SnapshotMismatchError: it is of another model, of other settings or of another salt;
+                `field` says which.
+            SnapshotError: host memory has no room for it.
+        """
+        self._loop.check_usable()
+        ours = self.facts.identity
+        difference = ours.difference(snapshot.identity)
+        if difference is not None:
+            raise SnapshotMismatchError(
+                f"The snapshot is of another {difference.field}: {difference.theirs}; this "
+                f"engine's is {difference.ours}.",
+                field=difference.field,
+                expected=difference.ours,
+                seen=difference.theirs,
+            )
+        if snapshot.namespace != self._namespace(cache_salt):
+            raise SnapshotMismatchError(
+                "The snapshot was saved under another cache_salt.", field="cache_salt"
+            )
+        if not self._loop.insert(snapshot):
+            raise SnapshotError(
+                f"There is no room in host memory for a snapshot of {snapshot.num_bytes} bytes; "
+                "raise snapshot_memory_bytes.",
+                num_bytes=snapshot.num_bytes,
+            )
+
+    def flush(self) -> None:
+        """Wait until every snapshot that is on its way to the disk is there."""
+        self._loop.check_usable()
+        self._loop.flush()
 
     def statistics(self) -> EngineStatistics:
         """The engine at this moment; the last picture once it is closed."""
@@ -273,11 +373,12 @@ class _EngineLoop:
     def __init__(
         self,
         engine: EngineConfig | Engine,
-        snapshot_memory_bytes: int,
+        stores: _Stores,
         device_locks: DeviceLockManager,
     ) -> None:
         self._source = engine
-        self._store = MemorySnapshotStore(snapshot_memory_bytes)
+        self._stores = stores
+        self.has_disk = stores.disk is not None
         self._device_locks = device_locks
         self._mixed_prefill_tokens = (
             engine.mixed_prefill_tokens if isinstance(engine, EngineConfig) else 128
@@ -350,6 +451,12 @@ class _EngineLoop:
             self._changed.notify()
         call.wait()
 
+    def flush(self) -> None:
+        self._tiers.flush()
+
+    def insert(self, snapshot: KVSnapshot) -> bool:
+        return self._tiers.memory.put(snapshot)
+
     def statistics(self) -> EngineStatistics:
         if self._last_statistics is not None:
             return self._last_statistics
@@ -382,12 +489,20 @@ class _EngineLoop:
             self.engine = (
                 self._source if isinstance(self._source, Engine) else open_engine(self._source)
             )
+            self._tiers = SnapshotTiers(
+                self._stores.memory,
+                can_cut=self.engine.limits.can_cut,
+                disk=self._stores.disk,
+                policy=self._stores.policy,
+                wake=self._wake,
+            )
             self.scheduler = Scheduler(
-                self.engine, self._store, mixed_prefill_tokens=self._mixed_prefill_tokens
+                self.engine, self._tiers, mixed_prefill_tokens=self._mixed_prefill_tokens
             )
         except BaseException as error:
             self._cause = error
             self._is_closing = True
+            self._stores.close()
             return
         finally:
             self._is_started.set()
@@ -425,6 +540,9 @@ class _EngineLoop:
     def _step(self) -> None:
         if not self.scheduler.has_work:
             return
+        if self.scheduler.waits_for_disk:
+            self._wait_for_disk()
+            return
         try:
             lease = self._device_locks.acquire(
                 self.engine.device, owner=self._owner, timeout_seconds=_LOCK_SLICE_SECONDS
@@ -435,6 +553,17 @@ class _EngineLoop:
             return
         with lease:
             self.scheduler.step()
+
+    def _wait_for_disk(self) -> None:
+        with self._changed:
+            if not (self._inbox or self._calls or self._is_closing):
+                self._changed.wait(_DISK_SLICE_SECONDS)
+        with self.scheduler.lock:
+            self.scheduler.reap()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
     @property
     def _owner(self) -> str:
@@ -447,11 +576,44 @@ class _EngineLoop:
         for request in inbox:
             self.scheduler.add(request)
         self.scheduler.abandon_all(self._cause)
+        if self._cause is None:
+            self._flush_residents()
         self._last_statistics = self.scheduler.statistics()
         for call in calls:
             call.fail(EngineClosedError("The engine was closed."))
         self.engine.close()
-        self._store.close()
+        self._tiers.close()
+
+    def _flush_residents(self) -> None:
+        """Under a policy that writes, what the pool still holds goes to disk too."""
+        try:
+            self.scheduler.flush()
+        except Exception as error:  # closing goes on; they can be computed again
+            _log.warning("What was in the pool could not be saved: %s", error)
+
+
+@dataclass(frozen=True)
+class _Stores:
+    """What an engine is given to keep snapshots in."""
+
+    memory: MemorySnapshotStore
+    disk: SnapshotStore | None
+    policy: SnapshotPolicy
+
+    def close(self) -> None:
+        self.memory.close()
+        if self.disk is not None:
+            self.disk.close()
+
+
+def _checked_policy(policy: SnapshotPolicy | str) -> SnapshotPolicy:
+    try:
+        return SnapshotPolicy(policy)
+    except ValueError:
+        known = ", ".join(item.value for item in SnapshotPolicy)
+        raise ConfigurationError(
+            f"snapshot_policy={policy!r} is unknown; there are {known}."
+        ) from None
 
 
 class _Call:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import ConfigurationError, SnapshotError
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.store import SnapshotStore, StoredPrefix
+from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
 
 __all__ = ["MemorySnapshotStore"]
 
@@ -33,6 +35,8 @@ class MemorySnapshotStore(SnapshotStore):
                 f"max_bytes is {max_bytes}, but must be at least 0", max_bytes=max_bytes
             )
         self.max_bytes = max_bytes
+        self.on_evict: Callable[[KVSnapshot], object] = lambda snapshot: None
+        """Called with each snapshot that had to make room, under the store's lock: be quick."""
         self._lock = threading.Lock()
         self._closed = False
         self._num_bytes = 0
@@ -70,14 +74,35 @@ class MemorySnapshotStore(SnapshotStore):
     ) -> StoredPrefix | None:
         """Find the snapshot that serves the prompt best."""
         with self._lock:
-            self._check_open()
-            find = self._index.longest if can_cut else self._index.longest_whole
-            match = find(namespace, tokens)
-            if match is None or match.num_tokens < min_tokens:
+            found = self._find(namespace, tokens, can_cut, min_tokens)
+            if found is None:
                 return None
-            key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)
-            self._entries.move_to_end(key)
-            return StoredPrefix(self._entries[key].snapshot, match.num_tokens)
+            self._entries.move_to_end(found.key)
+            return StoredPrefix(self._entries[found.key].snapshot, found.num_tokens)
+
+    def find(
+        self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
+    ) -> FoundPrefix | None:
+        """What `get` would find."""
+        with self._lock:
+            return self._find(namespace, tokens, can_cut, min_tokens)
+
+    def _find(
+        self, namespace: str, tokens: TokenIds, can_cut: bool, min_tokens: int
+    ) -> FoundPrefix | None:
+        self._check_open()
+        search = self._index.longest if can_cut else self._index.longest_whole
+        match = search(namespace, tokens)
+        if match is None or match.num_tokens < min_tokens:
+            return None
+        key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)
+        snapshot = self._entries[key].snapshot
+        return FoundPrefix(key, match.num_tokens, snapshot.num_tokens, snapshot.num_bytes)
+
+    def snapshots(self) -> list[KVSnapshot]:
+        """All that are held, least recently used first."""
+        with self._lock:
+            return [entry.snapshot for entry in self._entries.values()]
 
     def remove(self, key: str) -> bool:
         """Drop a snapshot with its pins."""
@@ -130,7 +155,9 @@ class MemorySnapshotStore(SnapshotStore):
         for key in [key for key, entry in self._entries.items() if not entry.num_pins]:
             if self._num_bytes <= num_bytes:
                 return
+            evicted = self._entries[key].snapshot
             self._drop(key)
+            self.on_evict(evicted)
 
     def _drop(self, key: str) -> bool:
         entry = self._entries.pop(key, None)
@@ -145,6 +172,6 @@ class MemorySnapshotStore(SnapshotStore):
             self._drop(key)
 
 
-def _subject(snapshot: KVSnapshot) -> tuple[str, str, tuple[int, ...]]:
+def _subject(snapshot: KVSnapshot) -> tuple[ModelIdentity, str, tuple[int, ...]]:
     """What the key stands for; compared, because keys may collide."""
     return snapshot.identity, snapshot.namespace, snapshot.tokens

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import SnapshotError
+from langchain_swarmkv.snapshots.prefix_index import TokenIds
 
 __all__ = ["KVSnapshot", "prefix_namespace", "snapshot_key"]
 
@@ -32,18 +33,25 @@ class KVSnapshot:
             [0, 2**31).
     """
 
-    identity: str
+    identity: ModelIdentity
     """`ModelFacts.identity` of the engine that saved it."""
     namespace: str
-    """`prefix_namespace(identity, cache_salt)` of the requests that may use it."""
+    """`prefix_namespace(identity.digest, cache_salt)` of the requests that may use it."""
     tokens: tuple[int, ...] = field(repr=False)
     """The sequence's tokens, one per position from 0."""
     state: bytes = field(repr=False)
     """The engine's own encoding; opaque here."""
+    logits: bytes | None = field(default=None, repr=False)
+    """Logits after the last token, float32 little-endian, one for each token of the vocabulary.
+    With them a prompt of exactly these tokens can go on without computing any."""
+    model_name: str = ""
+    """For people."""
+    extra: bytes = field(default=b"", repr=False)
+    """The caller's own, kept with it: the text of a document, say."""
 
     def __post_init__(self) -> None:
         kinds: dict[str, type] = {
-            "identity": str,
+            "identity": ModelIdentity,
             "namespace": str,
             "tokens": tuple,
             "state": bytes,
@@ -66,12 +74,13 @@ class KVSnapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes of the state and of the token ids, as a store counts them."""
-        return len(self.state) + _BYTES_PER_TOKEN * self.num_tokens
+        payload_bytes = len(self.state) + len(self.logits or b"") + len(self.extra)
+        return payload_bytes + _BYTES_PER_TOKEN * self.num_tokens
 
     @cached_property
     def key(self) -> str:
         """`snapshot_key` of this snapshot: its name in a store."""
-        return snapshot_key(self.identity, self.namespace, self.tokens)
+        return snapshot_key(self.identity.digest, self.namespace, self.tokens)
 
 
 def prefix_namespace(identity: str, cache_salt: str) -> str:
@@ -82,7 +91,7 @@ def prefix_namespace(identity: str, cache_salt: str) -> str:
     return _digest(_utf8(identity), _utf8(cache_salt))
 
 
-def snapshot_key(identity: str, namespace: str, tokens: Sequence[int]) -> str:
+def snapshot_key(identity: str, namespace: str, tokens: TokenIds) -> str:
     """A snapshot's name: SHA-256, hexadecimal, the same in every process.
 
     A key names an entry; it never proves that tokens are equal. Stores compare those.

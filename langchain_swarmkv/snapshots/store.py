@@ -22,7 +22,19 @@ from typing_extensions import Self
 from langchain_swarmkv.snapshots.prefix_index import TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 
-__all__ = ["SnapshotStore", "StoredPrefix"]
+__all__ = ["FoundPrefix", "SnapshotStore", "StoredPrefix"]
+
+
+@dataclass(frozen=True)
+class FoundPrefix:
+    """What a `get` would give, told without reading it."""
+
+    key: str
+    num_tokens: int
+    """Tokens in common with the prompt."""
+    snapshot_tokens: int
+    """Tokens of the whole snapshot: the cells that a restore takes at first."""
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,18 @@ class SnapshotStore(ABC):
                 longest snapshot that is, entire, a prefix of the prompt.
             min_tokens: a shorter match is none, and counts as no use.
         """
+
+    def find(
+        self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
+    ) -> FoundPrefix | None:
+        """What `get` would find. No use, where the store can tell without getting it."""
+        stored = self.get(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens)
+        if stored is None:
+            return None
+        snapshot = stored.snapshot
+        return FoundPrefix(
+            snapshot.key, stored.num_tokens, snapshot.num_tokens, snapshot.num_bytes
+        )
 
     @abstractmethod
     def remove(self, key: str) -> bool:

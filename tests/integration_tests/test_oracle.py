@@ -146,6 +146,49 @@ def test_branches_of_a_restored_document_equal_the_oracle(
         tiny_judge.check(prompt, result)
 
 
+def test_branches_of_a_document_from_disk_equal_the_oracle(
+    tiny_models: Path, tiny_judge: _Judge, tmp_path: Path
+) -> None:
+    """Another engine wrote it, and is closed: nothing but the questions is computed."""
+    document = _tokens(6, 600)
+    with SwarmEngine(_tiny_config(tiny_models), snapshot_dir=tmp_path) as engine:
+        engine.submit(document, SamplingParams(max_tokens=0)).result()
+    prompts = [document + _tokens(seed, length) for seed, length in enumerate((1, 7, 40), 400)]
+    with SwarmEngine(_tiny_config(tiny_models), snapshot_dir=tmp_path) as engine:
+        results = _fan_out(engine, prompts)
+        engine.check()
+        statistics = engine.statistics()
+    assert statistics.num_disk_reads == 1
+    assert statistics.num_prefill_tokens == 1 + 7 + 40
+    assert {result.statistics.prefix_source for result in results} == {PrefixSource.DISK, PrefixSource.RESIDENT}
+    for prompt, result in zip(prompts, results, strict=True):
+        tiny_judge.check(prompt, result)
+
+
+@pytest.mark.parametrize("kernel", [FlashAttention.ON, FlashAttention.OFF])
+def test_a_state_of_one_kernel_serves_the_other(
+    kernel: FlashAttention, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """V is rewritten between its two layouts, both ways, exactly: judged with F16 cells."""
+    other = FlashAttention.OFF if kernel is FlashAttention.ON else FlashAttention.ON
+    f16 = {"kv_type_k": KVType.F16, "kv_type_v": KVType.F16}
+    document = _tokens(7, 500)
+    first = _tiny_config(tiny_llama, flash_attention=kernel, **f16)
+    with SwarmEngine(first, snapshot_dir=tmp_path) as engine:
+        engine.submit(document, SamplingParams(max_tokens=0)).result()
+    prompts = [document + _tokens(seed, 30) for seed in range(500, 504)]
+    second = _tiny_config(tiny_llama, flash_attention=other, **f16)
+    with SwarmEngine(second, snapshot_dir=tmp_path) as engine:
+        results = _fan_out(engine, prompts)
+        engine.check()
+        assert engine.statistics().num_prefill_tokens == 4 * 30
+    with Oracle(
+        tiny_llama, n_ctx=2048, flash_attention=other is FlashAttention.ON, n_threads=1
+    ) as oracle:
+        for prompt, result in zip(prompts, results, strict=True):
+            _Judge(oracle, 0.02).check(prompt, result)
+
+
 def test_branches_beside_documents_that_are_idle_equal_the_oracle(
     tiny_models: Path, tiny_judge: _Judge
 ) -> None:

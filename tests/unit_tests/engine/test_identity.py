@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
-from langchain_swarmkv.engine import llama
-from langchain_swarmkv.engine.llama import LlamaEngine, weights_digest
+from langchain_swarmkv.engine import weights
+from langchain_swarmkv.engine.identity import ModelIdentity
+from langchain_swarmkv.engine.llama import LlamaEngine
+from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
@@ -24,7 +29,7 @@ def open_engine(path: Path, **options: Any) -> LlamaEngine:
     return LlamaEngine(EngineConfig(model_path=path, **{**defaults, **options}))
 
 
-def identity(path: Path, **options: Any) -> str:
+def identity(path: Path, **options: Any) -> ModelIdentity:
     engine = open_engine(path, **options)
     engine.close()
     return engine.facts.identity
@@ -77,15 +82,14 @@ def test_a_touched_file_is_the_same_model(tiny_gguf: TinyGguf, tmp_path: Path) -
         {"kv_type_v": KVType.F32},
         {"rope_freq_base": 20000.0},
         {"rope_freq_scale": 0.5},
-        {"flash_attention": FlashAttention.ON},
     ],
 )
-def test_what_changes_kv_or_its_form_changes_the_identity(
-    tiny_llama: Path, options: dict[str, Any]
-) -> None:
-    """And a state of one is refused by the other, both ways."""
+def test_what_changes_kv_changes_the_identity(tiny_llama: Path, options: dict[str, Any]) -> None:
+    """In the field of that setting; and a state of one is refused by the other, both ways."""
     plain, other = open_engine(tiny_llama), open_engine(tiny_llama, **options)
-    assert plain.facts.identity != other.facts.identity
+    difference = plain.facts.identity.difference(other.facts.identity)
+    assert difference is not None
+    assert difference.field in (*options, "rope")
     for source, target in ((plain, other), (other, plain)):
         append(source, 0, DOCUMENT[:40])
         with pytest.raises(SequenceError):
@@ -106,32 +110,52 @@ def test_what_changes_kv_or_its_form_changes_the_identity(
         {"mixed_prefill_tokens": 7},
         {"device": "shelf"},
         {"flash_attention": FlashAttention.OFF},
+        {"flash_attention": FlashAttention.ON},
+        {"prefill_flash_attention": True},
     ],
 )
 def test_what_does_not_change_kv_keeps_the_identity(
     tiny_llama: Path, options: dict[str, Any]
 ) -> None:
-    """Sizes, threads and names; and off is what AUTO means on a CPU."""
+    """Sizes, threads, names and kernels: a state of either kernel serves the other."""
     assert identity(tiny_llama, **options) == identity(tiny_llama)
 
 
-def test_large_files_are_told_apart_by_samples(
-    tiny_gguf: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_large_file_is_read_once(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above a size, blocks spread over the file stand for it: its ends and what lies between."""
-    monkeypatch.setattr(llama, "_WHOLE_DIGEST_BYTES", 1000)
-    monkeypatch.setattr(llama, "_BLOCK_BYTES", 1024)
-    monkeypatch.setattr(llama, "_NUM_BLOCKS", 64)
-    path, other = tiny_gguf("llama", seed=1), tiny_gguf("llama", seed=2)
-    copy = tmp_path / "copy.gguf"
-    shutil.copy(path, copy)
-    assert weights_digest(copy) == weights_digest(path) != weights_digest(other)
-    content = path.read_bytes()
-    for changed in (
-        content[:-1] + bytes([content[-1] ^ 1]),
-        bytes([content[0] ^ 1]) + content[1:],
-        content + b"\0",
-        content[: len(content) // 2] + other.read_bytes()[len(content) // 2 :],
-    ):
-        copy.write_bytes(changed)
-        assert weights_digest(copy) != weights_digest(path)
+    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds."""
+    monkeypatch.setattr(weights, "_REMEMBERED_BYTES", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "swarmkv" / "digests.json"
+    path = tmp_path / "model.gguf"
+    shutil.copy(tiny_llama, path)
+    num_reads = 0
+    digest_file = weights._digest
+
+    def counted(path: Path) -> str:
+        nonlocal num_reads
+        num_reads += 1
+        return digest_file(path)
+
+    monkeypatch.setattr(weights, "_digest", counted)
+    digest = weights_digest(path)
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert not cache.exists()  # just written, it may change again unseen
+    os.utime(path, (0, 0))
+    for _ in range(3):
+        assert weights_digest(path) == digest
+    assert num_reads == 2
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o600
+    for nonsense in ("", "[]", "{", '{"a": 1}', "[" * 100_000, json.dumps({str(path): [1]})):
+        cache.write_text(nonsense)
+        assert weights_digest(path) == digest
+    os.utime(path, (1, 1))
+    assert weights_digest(path) == digest
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, (1, 1))  # as it was, but for the time of change of the inode
+    assert weights_digest(path) != digest
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert weights_digest(path) != digest

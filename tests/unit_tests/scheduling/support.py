@@ -15,6 +15,7 @@ from langchain_swarmkv.scheduling.request import Request, RequestResult, Request
 from langchain_swarmkv.scheduling.scheduler import Scheduler
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 
 NAMESPACE = "namespace"
@@ -98,10 +99,11 @@ class Bench:
         self._on_decode = on_decode
         self.engine = FakeEngine(on_decode=self._note_batch, **engine)
         self.store = MemorySnapshotStore(store_bytes)
+        tiers = SnapshotTiers(self.store, can_cut=self.engine.limits.can_cut)
         self.now = 0.0
         self.scheduler = Scheduler(
             self.engine,
-            self.store,
+            tiers,
             mixed_prefill_tokens=mixed_prefill_tokens,
             clock=lambda: self.now,
         )

@@ -11,6 +11,7 @@ from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from tests.unit_tests.scheduling.support import NAMESPACE, piece
 
@@ -23,7 +24,8 @@ class Pool:
     def __init__(self, *, store_bytes: int = 1 << 20, num_cells: int = 1000, **engine: Any) -> None:
         self.engine = FakeEngine(num_cells=num_cells, max_batch_tokens=num_cells, **engine)
         self.store = MemorySnapshotStore(store_bytes)
-        self.cache = PrefixCache(self.engine, self.store)
+        self.tiers = SnapshotTiers(self.store, can_cut=self.engine.limits.can_cut)
+        self.cache = PrefixCache(self.engine, self.tiers)
 
     def open(self, tokens: list[int], *, match: PrefixMatch | None = None, extra: int = 0) -> int:
         """Open a sequence for tokens that are not computed yet."""
@@ -53,6 +55,13 @@ class Pool:
         self.cache.keep(seq_id, tokens, pin)
         self.cache.check()
         return seq_id
+
+    def restore(
+        self, namespace: str, tokens: list[int], min_tokens: int, reserved_cells: int
+    ) -> bool:
+        """Bring back what memory holds of a prompt, if that is enough."""
+        stored = self.tiers.get(namespace, tokens, min_tokens)
+        return stored is not None and self.cache.restore(stored.snapshot, reserved_cells)
 
     def resident(self, tokens: list[int]) -> bool:
         return self.cache.is_resident(NAMESPACE, tokens)
@@ -385,9 +394,9 @@ def test_an_evicted_prefix_comes_back() -> None:
     assert pool.cache.make_room(150)
     assert not pool.resident(DOCUMENT)
     assert pool.cache.counters.num_spills == len(pool.store) == 1
-    assert not pool.cache.restore(NAMESPACE, DOCUMENT, 101, 0)
-    assert not pool.cache.restore("other salt", DOCUMENT, 1, 0)
-    assert pool.cache.restore(NAMESPACE, [*DOCUMENT, 1], 100, 0)
+    assert not pool.restore(NAMESPACE, DOCUMENT, 101, 0)
+    assert not pool.restore("other salt", DOCUMENT, 1, 0)
+    assert pool.restore(NAMESPACE, [*DOCUMENT, 1], 100, 0)
     assert pool.resident(DOCUMENT)
     assert pool.cache.counters.num_restores == 1
     pool.cache.check()
@@ -416,7 +425,7 @@ def test_a_store_without_room_saves_nothing() -> None:
     assert pool.cache.make_room(1000)
     assert pool.cache.counters.num_spills == 0
     assert pool.cache.counters.num_evictions == 1
-    assert not pool.cache.restore(NAMESPACE, DOCUMENT, 1, 0)
+    assert not pool.restore(NAMESPACE, DOCUMENT, 1, 0)
 
 
 def test_a_restore_takes_no_promised_cells() -> None:
@@ -424,9 +433,9 @@ def test_a_restore_takes_no_promised_cells() -> None:
     pool = Pool(num_cells=150)
     pool.leave(DOCUMENT)
     assert pool.cache.make_room(150)
-    assert not pool.cache.restore(NAMESPACE, DOCUMENT, 1, 51)
+    assert not pool.restore(NAMESPACE, DOCUMENT, 1, 51)
     assert pool.cache.sequences_used == 0
-    assert pool.cache.restore(NAMESPACE, DOCUMENT, 1, 50)
+    assert pool.restore(NAMESPACE, DOCUMENT, 1, 50)
 
 
 def test_a_restore_evicts_what_is_idle() -> None:
@@ -438,7 +447,7 @@ def test_a_restore_evicts_what_is_idle() -> None:
         pool.leave(piece("pinned", 10), pin="a")
         other = piece("other", 60)
         pool.leave(other)
-        assert pool.cache.restore(NAMESPACE, DOCUMENT, 1, 0)
+        assert pool.restore(NAMESPACE, DOCUMENT, 1, 0)
         assert pool.resident(DOCUMENT)
         assert not pool.resident(other)
         assert len(pool.store) == 2
@@ -452,10 +461,10 @@ def test_a_restore_without_an_id_is_none() -> None:
     pool.cache.make_room(1000)
     pool.leave(piece("pinned", 10), pin="a")
     running = pool.run(piece("running", 10))
-    assert not pool.cache.restore(NAMESPACE, DOCUMENT, 1, 0)
+    assert not pool.restore(NAMESPACE, DOCUMENT, 1, 0)
     pool.cache.check()
     pool.cache.close(running)
-    assert pool.cache.restore(NAMESPACE, DOCUMENT, 1, 0)
+    assert pool.restore(NAMESPACE, DOCUMENT, 1, 0)
 
 
 def test_a_state_that_does_not_load_is_thrown_away() -> None:
@@ -469,7 +478,7 @@ def test_a_state_that_does_not_load_is_thrown_away() -> None:
             state=b"damaged",
         )
     )
-    assert not pool.cache.restore(NAMESPACE, DOCUMENT, 1, 0)
+    assert not pool.restore(NAMESPACE, DOCUMENT, 1, 0)
     assert len(pool.store) == 0
     assert pool.cache.sequences_used == 0
     pool.cache.check()
@@ -489,7 +498,7 @@ def test_what_is_idle_leaves_before_room_is_needed() -> None:
     assert not pool.resident(IDLE)
     assert pool.cache.counters.num_spills == len(pool.store) == 1
     assert pool.cache.cells_used == len(DOCUMENT)
-    assert pool.cache.restore(NAMESPACE, IDLE, 1, 0)
+    assert pool.restore(NAMESPACE, IDLE, 1, 0)
     pool.cache.spill_idle([])
     assert not pool.resident(IDLE)
     assert pool.cache.counters.num_spills == 1  # it was still in the store
@@ -538,7 +547,7 @@ def test_an_early_leave_evicts_no_snapshot() -> None:
     pool.cache.spill_idle([])
     assert not pool.resident(IDLE)
     assert pool.resident(other)
-    assert pool.cache.restore(NAMESPACE, IDLE, len(IDLE), 0)
+    assert pool.restore(NAMESPACE, IDLE, len(IDLE), 0)
 
 
 def test_a_hole_is_closed_where_that_pays() -> None:

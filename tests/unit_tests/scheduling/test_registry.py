@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from langchain_swarmkv.config import EngineConfig
+from langchain_swarmkv.config import EngineConfig, SnapshotSettings
 from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.engine.fake import FakeEngine, FakeTokenizer
 from langchain_swarmkv.errors import ModelFormatError, ModelNotFoundError
@@ -82,7 +82,7 @@ def test_other_settings_are_another_engine(loader: Loader, model: Path, tmp_path
     engines = [
         acquire_engine(EngineConfig(model_path=model)),
         acquire_engine(EngineConfig(model_path=model, n_ctx=1024)),
-        acquire_engine(EngineConfig(model_path=model), snapshot_memory_bytes=0),
+        acquire_engine(EngineConfig(model_path=model), SnapshotSettings(snapshot_memory_bytes=0)),
         acquire_engine(EngineConfig(model_path=other)),
     ]
     assert len(set(map(id, engines))) == len(loader.configs) == 4

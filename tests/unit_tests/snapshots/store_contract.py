@@ -9,6 +9,7 @@ Sizes leave room for headers: a snapshot has 10,000 bytes of state, and a store 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import SnapshotError
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
 from langchain_swarmkv.snapshots.store import SnapshotStore, StoredPrefix
@@ -27,13 +29,33 @@ ROOM_FOR_TWO = 25_000
 PLENTY = 10_000_000
 
 
+def identity_of(weights: str) -> ModelIdentity:
+    """A model that differs from others by its weights."""
+    return ModelIdentity(
+        architecture="llama",
+        tokenizer="words",
+        weights=weights,
+        kv_type_k="f16",
+        kv_type_v="f16",
+        rope="of the model",
+        llama_cpp="1.0",
+    )
+
+
+def namespace_of(weights: str, salt: str) -> str:
+    """What requests with that salt to that model may use."""
+    return prefix_namespace(identity_of(weights).digest, salt)
+
+
 def snapshot_of(
     tokens: Sequence[int], *, salt: str = "", identity: str = "model", size: int = STATE_BYTES
 ) -> KVSnapshot:
     """A snapshot whose state follows from everything that it is of, so that a mix-up shows."""
     seed = repr((identity, salt, tuple(tokens)))
     state = random.Random(seed).randbytes(size)
-    return KVSnapshot(identity, prefix_namespace(identity, salt), tuple(tokens), state)
+    return KVSnapshot(
+        identity_of(identity), namespace_of(identity, salt), tuple(tokens), state, model_name="m"
+    )
 
 
 def stored(store: SnapshotStore, snapshot: KVSnapshot) -> bool:
@@ -131,6 +153,25 @@ class SnapshotStoreContract(ABC):
         for tokens in (list(range(8)), range(8), np.arange(8), np.arange(8, dtype=np.int32)):
             assert store.get(NAMESPACE, tokens, can_cut=False) == StoredPrefix(snapshot, 8)
 
+    def test_find_tells_what_get_would_give(self, store: SnapshotStore) -> None:
+        """Key, shared tokens, size of the whole; the same misses."""
+        long = snapshot_of(range(20))
+        store.put(long)
+        prompt = [*range(12), 99]
+        found = store.find(NAMESPACE, prompt, can_cut=True)
+        assert found is not None
+        assert (found.key, found.num_tokens, found.snapshot_tokens) == (long.key, 12, 20)
+        assert found.num_bytes >= STATE_BYTES
+        assert store.find(NAMESPACE, prompt, can_cut=False) is None
+        assert store.find(NAMESPACE, prompt, can_cut=True, min_tokens=13) is None
+        assert store.find(namespace_of("model", "other"), prompt, can_cut=True) is None
+
+    def test_logits_and_the_name_come_back_too(self, store: SnapshotStore) -> None:
+        """Whatever a snapshot holds."""
+        whole = dataclasses.replace(A, logits=b"\0\0\x80\x3f" * 7, model_name="größer")
+        store.put(whole)
+        assert store.get(NAMESPACE, A.tokens, can_cut=True) == StoredPrefix(whole, A.num_tokens)
+
     # Whose it is.
 
     def test_namespaces_are_strangers(self, store: SnapshotStore) -> None:
@@ -140,9 +181,9 @@ class SnapshotStoreContract(ABC):
         strangers = [("model", ""), ("model", "tenant b"), ("other", "tenant a")]
         for identity, salt in strangers:
             for can_cut in (True, False):
-                namespace = prefix_namespace(identity, salt)
+                namespace = namespace_of(identity, salt)
                 assert store.get(namespace, tokens, can_cut=can_cut) is None
-        found = store.get(prefix_namespace("model", "tenant a"), tokens, can_cut=True)
+        found = store.get(namespace_of("model", "tenant a"), tokens, can_cut=True)
         assert found is not None
         assert found.snapshot == snapshot_of(tokens, salt="tenant a")
 

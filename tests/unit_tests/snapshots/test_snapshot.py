@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from langchain_swarmkv.errors import SnapshotError
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace, snapshot_key
+from tests.unit_tests.snapshots.store_contract import identity_of, namespace_of
 
-SNAPSHOT = KVSnapshot("model", prefix_namespace("model", "salt"), (1, 2, 3), b"state")
+SNAPSHOT = KVSnapshot(identity_of("model"), namespace_of("model", "salt"), (1, 2, 3), b"state")
 
 
 def test_it_counts_its_tokens_and_bytes() -> None:
@@ -41,7 +42,7 @@ def test_its_repr_shows_neither_document_nor_state() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("identity", ""),
+        ("identity", "model"),
         ("namespace", ""),
         ("tokens", ()),
         ("state", b""),
@@ -106,9 +107,8 @@ def test_a_namespace_parts_identity_and_salt() -> None:
 def test_keys_are_the_same_in_every_process() -> None:
     """Three processes with different hash seeds agree with this one."""
     code = (
-        "from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace\n"
-        "namespace = prefix_namespace('model', 'salt')\n"
-        "print(KVSnapshot('model', namespace, (1, 2, 3), b'state').key)"
+        "from tests.unit_tests.snapshots.test_snapshot import SNAPSHOT\n"
+        "print(SNAPSHOT.key)"
     )
     keys = {
         subprocess.run(

@@ -1,0 +1,276 @@
+"""`swarmkv snapshots`: look at a folder of snapshots, check it, make room, carry files elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from langchain_swarmkv.cli.console import (
+    check_writable,
+    errors_in_one_line,
+    failure,
+)
+from langchain_swarmkv.errors import ConfigurationError, SnapshotError
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
+from langchain_swarmkv.snapshots.snapshot import prefix_namespace
+from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+
+__all__ = ["read_key", "snapshots_app"]
+
+snapshots_app = typer.Typer(
+    no_args_is_help=True, help="Look at a folder of snapshots, check it, and make room in it."
+)
+
+Folder = Annotated[Path, typer.Argument(help="The folder (snapshot_dir).")]
+Key = Annotated[str, typer.Argument(help="A snapshot's key, or its first characters.")]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="File with the 32 bytes, or 64 hexadecimal digits, of the key.")
+]
+Salt = Annotated[
+    str,
+    typer.Option(envvar="SWARMKV_CACHE_SALT", help="Show what was saved under this cache_salt."),
+]
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
+
+
+@snapshots_app.command("list")
+def list_snapshots(
+    folder: Folder,
+    cache_salt: Salt = "",
+    key_file: KeyFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the snapshots of a folder, those used last first."""
+    with errors_in_one_line(), _open(folder, key_file) as store:
+        files = store.files()
+        mine = [file for file in files if _is_under(file, cache_salt)]
+        if as_json:
+            print(json.dumps([_facts(file) for file in mine], indent=2))
+            return
+        console = Console()
+        _print_table(console, mine)
+        num_bytes = sum(file.num_bytes for file in files)
+        others = [file for file in files if file.head is not None and file not in mine]
+        console.print(f"{len(files)} files, {num_bytes / 1e6:,.1f} MB in all.", highlight=False)
+        if others:
+            console.print(f"{len(others)} of them belong to other salts.", highlight=False)
+
+
+@snapshots_app.command()
+def show(
+    folder: Folder, key: Key, cache_salt: Salt = "", key_file: KeyFile = None
+) -> None:
+    """Print all that is known of one snapshot, but not what it holds."""
+    with errors_in_one_line(), _open(folder, key_file) as store:
+        file = _chosen(store, key, cache_salt)
+        print(json.dumps(_facts(file), indent=2))
+
+
+@snapshots_app.command()
+def verify(folder: Folder, key_file: KeyFile = None) -> None:
+    """Read every byte of every file. Exit code 1 if one of them cannot be used."""
+    with errors_in_one_line(), _open(folder, key_file) as store:
+        console, num_bad = Console(stderr=True), 0
+        files = store.files()
+        for file in track(files, "Reading", console=console, transient=True, disable=not files):
+            try:
+                read_snapshot(file.path, store.cipher)
+            except SnapshotError as error:
+                num_bad += 1
+                Console().print(f"{error}", markup=False, highlight=False, soft_wrap=True)
+        Console().print(f"{len(files) - num_bad} of {len(files)} files are whole.", highlight=False)
+        if num_bad:
+            raise failure(f"{num_bad} of {len(files)} files cannot be used.", 1)
+
+
+@snapshots_app.command()
+def prune(
+    folder: Folder,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Keep that much, those used last: 500M, 20G.")
+    ] = None,
+    unused_for: Annotated[
+        str | None, typer.Option(help="Delete what was not used for so long: 12h, 30d, 8w.")
+    ] = None,
+    damaged: Annotated[
+        bool, typer.Option("--damaged", help="Delete what cannot be used (another key included).")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all of them.")] = False,
+    key_file: KeyFile = None,
+) -> None:
+    """Delete snapshots; what they hold is computed again when it is asked for."""
+    with errors_in_one_line():
+        if not (max_bytes or unused_for or damaged or everything):
+            raise ConfigurationError("say what: --max-bytes, --unused-for, --damaged or --all.")
+        limit = None if max_bytes is None else _bytes(max_bytes)
+        days = None if unused_for is None else _days(unused_for)
+        with _open(folder, key_file) as store:
+            files = store.files()
+            doomed = _doomed(files, limit, days, damaged=damaged, everything=everything)
+            for file in doomed:
+                store.remove(file.path.stem)
+            num_bytes = sum(file.num_bytes for file in doomed)
+            Console().print(
+                f"Deleted {len(doomed)} of {len(files)} files, {num_bytes / 1e6:,.1f} MB.",
+                highlight=False,
+            )
+
+
+@snapshots_app.command("export")
+def export_snapshot(
+    folder: Folder,
+    key: Key,
+    out: Annotated[Path, typer.Argument(help="The file to write; it is not encrypted.")],
+    cache_salt: Salt = "",
+    key_file: KeyFile = None,
+) -> None:
+    """Write one snapshot to a file that another machine can import, or `llm.load` can read."""
+    with errors_in_one_line(), _open(folder, key_file) as store:
+        check_writable(out)
+        file = _chosen(store, key, cache_salt)
+        num_bytes = save_snapshot(out, read_snapshot(file.path, store.cipher))
+        Console().print(f"Wrote {num_bytes / 1e6:,.1f} MB.", highlight=False)
+
+
+@snapshots_app.command("import")
+def import_snapshots(
+    folder: Folder,
+    files: Annotated[list[Path], typer.Argument(help="Files from `export` or `llm.save`.")],
+    key_file: KeyFile = None,
+) -> None:
+    """Put exported snapshots into a folder."""
+    with errors_in_one_line(), _open(folder, key_file, make=True) as store:
+        for path in files:
+            if not store.put(read_snapshot(path)):
+                raise failure(f"{path} is larger than the folder may be.", 1)
+        Console().print(f"Imported {len(files)} of {len(files)} files.", highlight=False)
+
+
+def read_key(path: Path | None) -> bytes | None:
+    """A key from a file: raw, or as hexadecimal digits.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no key.
+    """
+    if path is None:
+        return None
+    try:
+        data = path.expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {str(path)!r}: {error.strerror}.") from error
+    text = data.strip()
+    if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
+        return bytes.fromhex(text.decode())
+    return data
+
+
+def _open(folder: Path, key_file: Path | None, *, make: bool = False) -> DiskSnapshotStore:
+    if not make and not folder.expanduser().is_dir():
+        raise ConfigurationError(f"there is no folder {str(folder)!r}.")
+    return DiskSnapshotStore(folder, key=read_key(key_file))
+
+
+def _is_under(file: StoredFile, cache_salt: str) -> bool:
+    """Whether a file belongs to a salt; what cannot be read is everybody's."""
+    if file.head is None:
+        return True
+    return file.head.namespace == prefix_namespace(file.head.identity.digest, cache_salt)
+
+
+def _chosen(store: DiskSnapshotStore, key: str, cache_salt: str) -> StoredFile:
+    mine = [file for file in store.files() if _is_under(file, cache_salt)]
+    found = [file for file in mine if key and file.path.stem.startswith(key)]
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{len(found)} of {len(mine)} snapshots have a key that begins with {key!r}; "
+            "`swarmkv snapshots list` shows them."
+        )
+    if found[0].head is None:
+        raise ConfigurationError(f"{found[0].path} cannot be used; `verify` says why.")
+    return found[0]
+
+
+def _doomed(
+    files: list[StoredFile],
+    limit: int | None,
+    days: float | None,
+    *,
+    damaged: bool,
+    everything: bool,
+) -> list[StoredFile]:
+    kept_bytes, oldest_ns = 0, time.time_ns() - int((days or 0) * 86400e9)
+    doomed = []
+    for file in files:
+        is_over = limit is not None and kept_bytes + file.num_bytes > limit
+        is_old = days is not None and file.used_ns < oldest_ns
+        if everything or is_over or is_old or (damaged and file.head is None):
+            doomed.append(file)
+        else:
+            kept_bytes += file.num_bytes
+    return doomed
+
+
+def _facts(file: StoredFile) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "key": file.path.stem,
+        "path": str(file.path),
+        "bytes": file.num_bytes,
+        "last_used": _used(file).isoformat(timespec="seconds"),
+        "usable": file.head is not None,
+    }
+    if file.head is not None:
+        metadata = file.head.metadata
+        facts |= {
+            "model": metadata.model_name,
+            "tokens": file.head.num_tokens,
+            "identity": dataclasses.asdict(file.head.identity),
+            "compression": metadata.compression.value if metadata.compression else None,
+            "encrypted": metadata.nonce is not None,
+        }
+    return facts
+
+
+def _print_table(console: Console, files: list[StoredFile]) -> None:
+    table = Table("key", "model", box=None, pad_edge=False)
+    for name in ("tokens", "MB"):
+        table.add_column(name, justify="right")
+    table.add_column("last used")
+    for file in files:
+        head = file.head
+        table.add_row(
+            file.path.stem[:12],
+            head.metadata.model_name if head else "(cannot be used)",
+            f"{head.num_tokens:,}" if head else "",
+            f"{file.num_bytes / 1e6:,.1f}",
+            f"{_used(file):%Y-%m-%d %H:%M}",
+        )
+    console.print(table)
+
+
+def _used(file: StoredFile) -> datetime:
+    return datetime.fromtimestamp(file.used_ns / 1e9).astimezone()
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if match is None:
+        raise ConfigurationError(f"{text!r} is no size; write 500M or 20G.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _days(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text.strip().lower())
+    if match is None:
+        raise ConfigurationError(f"{text!r} is no time; write 12h, 30d or 8w.")
+    return float(match[1]) * _DAYS[match[2]]

@@ -1,0 +1,374 @@
+"""Prefixes that outlive the engine: what goes to disk, what comes back, and what may go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_swarmkv.config import SamplingParams, SnapshotPolicy
+from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    SnapshotError,
+    SnapshotMismatchError,
+    SnapshotStorageError,
+)
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.store import FoundPrefix, StoredPrefix
+from langchain_swarmkv.statistics import PrefixSource
+from tests.unit_tests.scheduling.support import (
+    WAIT_SECONDS,
+    answer_alone,
+    answer_of,
+    open_swarm,
+    piece,
+)
+
+DOCUMENT = piece("Document", 400)
+PREFILL = SamplingParams(max_tokens=0)
+SHORT = SamplingParams(max_tokens=12)
+
+
+def swarm(folder: Path, policy: str = "write_through", **engine: Any) -> SwarmEngine:
+    return open_swarm(
+        FakeEngine(**{"num_cells": 1000, **engine}), snapshot_dir=folder, snapshot_policy=policy
+    )
+
+
+def assert_answer(engine: SwarmEngine, tokens: list[int]) -> Any:
+    """Right, whatever it took; returns the statistics."""
+    result = engine.submit(tokens, SHORT, keep_prefix=False).result(WAIT_SECONDS)
+    assert answer_of(result) == answer_alone(tokens, SHORT)
+    return result.statistics
+
+
+# -- restart ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_a_new_engine_finds_the_document_warm(policy: str, can_cut: bool, tmp_path: Path) -> None:
+    """E2: the statistics say so, and the spy on decode agrees: the question alone is computed."""
+    with swarm(tmp_path, policy, can_cut=can_cut) as first:
+        first.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+    fake = FakeEngine(num_cells=1000, can_cut=can_cut)
+    with open_swarm(fake, snapshot_dir=tmp_path) as second:
+        statistics = assert_answer(second, [*DOCUMENT, 1, 2, 3])
+        assert (statistics.num_cached_tokens, statistics.num_computed_tokens) == (400, 3)
+        assert statistics.prefix_source is PrefixSource.DISK
+        assert fake.decoded_tokens == 3 + statistics.num_output_tokens - 1
+        assert second.statistics().num_disk_reads == 1
+        again = assert_answer(second, [*DOCUMENT, 4])
+        assert again.prefix_source is PrefixSource.RESIDENT
+        second.check()
+
+
+def test_write_through_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+    """What was computed is on disk soon after, though the engine is never closed."""
+    with swarm(tmp_path) as engine:
+        engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+        engine.flush()
+        with DiskSnapshotStore(tmp_path) as store:
+            assert len(store) == 1
+
+
+def test_write_back_writes_when_memory_has_no_room_and_at_the_end(tmp_path: Path) -> None:
+    """Nothing before; then what memory had to give up; at the end all the rest."""
+    documents = [piece(f"{chr(65 + n)} document", 400) for n in range(4)]
+    size = 4 * 400 + 4 * 400 + 100  # FakeEngine's state, token ids, and some more
+    engine = open_swarm(
+        FakeEngine(num_cells=500),
+        snapshot_memory_bytes=2 * size,
+        snapshot_dir=tmp_path,
+        snapshot_policy=SnapshotPolicy.WRITE_BACK,
+    )
+    with engine, DiskSnapshotStore(tmp_path) as store:
+        for number, document in enumerate(documents):
+            engine.submit(document, PREFILL).result(WAIT_SECONDS)
+            engine.flush()
+            assert len(store) == max(0, number - 2)
+    with DiskSnapshotStore(tmp_path) as store:
+        assert len(store) == 4
+
+
+def test_never_writes_only_what_is_asked_for(tmp_path: Path) -> None:
+    """`persist`, and it is there when `flush` returns."""
+    with swarm(tmp_path, "never") as engine, DiskSnapshotStore(tmp_path) as store:
+        engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+        engine.flush()
+        assert len(store) == 0
+        engine.submit(DOCUMENT, PREFILL, persist=True).result(WAIT_SECONDS)
+        engine.flush()
+        assert len(store) == 1
+    with swarm(tmp_path, "never") as engine:
+        assert assert_answer(engine, [*DOCUMENT, 1]).num_cached_tokens == 400
+
+
+def test_a_branch_over_a_stored_document_is_not_stored_too(tmp_path: Path) -> None:
+    """The document is what costs: fifty questions must not write it fifty times."""
+    with swarm(tmp_path, num_cells=4000) as engine:
+        engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+        for number in range(5):
+            engine.submit([*DOCUMENT, *piece(f"q{number}", 20)], SHORT).result(WAIT_SECONDS)
+        engine.flush()
+        assert engine.statistics().num_disk_writes == 1
+
+
+def test_persist_without_a_place_is_refused() -> None:
+    """At once; and a folder beside a store, or an unknown policy."""
+    with open_swarm() as engine:
+        with pytest.raises(ConfigurationError, match="snapshot_dir"):
+            engine.submit(DOCUMENT, PREFILL, persist=True)
+        engine.flush()
+    for options in (
+        {"snapshot_policy": "always"},
+        {"snapshot_dir": "x", "snapshot_store": DiskSnapshotStore},
+    ):
+        with pytest.raises(ConfigurationError):
+            SwarmEngine(FakeEngine(), **options)  # type: ignore[arg-type]
+
+
+# -- partial hits, tenants, sharing ----------------------------------------------------------------
+
+
+def test_a_part_of_what_is_stored_serves_too(tmp_path: Path) -> None:
+    """The longest stored prefix is restored and cut, the rest is computed."""
+    with swarm(tmp_path) as engine:
+        engine.submit([*DOCUMENT, *piece("old", 50)], PREFILL).result(WAIT_SECONDS)
+    with swarm(tmp_path) as engine:
+        statistics = assert_answer(engine, [*DOCUMENT[:300], *piece("new", 30)])
+        assert statistics.num_cached_tokens == 300
+        assert statistics.prefix_source is PrefixSource.DISK
+
+
+def test_another_salt_finds_nothing(tmp_path: Path) -> None:
+    """H2: different, unset and empty salts; equal ones do find it."""
+    with swarm(tmp_path) as engine:
+        engine.submit(DOCUMENT, PREFILL, cache_salt="tenant a").result(WAIT_SECONDS)
+    with swarm(tmp_path) as engine:
+        for salt, expected in (("tenant b", 0), ("", 0), ("tenant a", 400)):
+            handle = engine.submit([*DOCUMENT, 1], SHORT, cache_salt=salt, keep_prefix=False)
+            assert handle.result(WAIT_SECONDS).statistics.num_cached_tokens == expected
+
+
+class SlowStore(DiskSnapshotStore):
+    """Reading waits until it is let."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.entered, self.gate = threading.Event(), threading.Event()
+        self.num_gets = 0
+
+    def get(self, *args: Any, **options: Any) -> StoredPrefix | None:
+        self.num_gets += 1
+        self.entered.set()
+        assert self.gate.wait(WAIT_SECONDS)
+        return super().get(*args, **options)
+
+
+def stored_document(folder: Path) -> None:
+    with swarm(folder) as engine:
+        engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+
+
+def test_others_decode_while_a_snapshot_is_read(tmp_path: Path) -> None:
+    """The engine's thread does not wait for the disk, and those who want the same read it once."""
+    stored_document(tmp_path)
+    store = SlowStore(tmp_path)
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=store) as engine:
+        waiting = [engine.submit([*DOCUMENT, n], SHORT, keep_prefix=False) for n in range(4)]
+        assert store.entered.wait(WAIT_SECONDS)
+        assert_answer(engine, piece("something else", 60))
+        assert not any(handle.statistics.finished_at for handle in waiting)
+        store.gate.set()
+        for number, handle in enumerate(waiting):
+            result = handle.result(WAIT_SECONDS)
+            assert answer_of(result) == answer_alone([*DOCUMENT, number], SHORT)
+            assert result.statistics.num_cached_tokens == 400
+        assert store.num_gets == 1
+
+
+def leave_by_cancelling(engine: SwarmEngine) -> None:
+    handle = engine.submit([*DOCUMENT, 1], SHORT)
+    handle.cancel()
+    with pytest.raises(RequestCancelledError):
+        handle.result(WAIT_SECONDS)
+
+
+def leave_by_deadline(engine: SwarmEngine) -> None:
+    with pytest.raises(RequestTimeoutError):
+        engine.submit([*DOCUMENT, 1], SHORT, timeout_seconds=0.05).result(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("leave", [leave_by_cancelling, leave_by_deadline])
+def test_a_request_may_leave_while_its_snapshot_is_read(
+    leave: Callable[[SwarmEngine], None], tmp_path: Path
+) -> None:
+    """At once, not when the disk has answered; and the engine goes on."""
+    stored_document(tmp_path)
+    store = SlowStore(tmp_path)
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=store) as engine:
+        leave(engine)
+        assert_answer(engine, piece("something else", 60))
+        store.gate.set()
+        assert assert_answer(engine, [*DOCUMENT, 2]).num_cached_tokens == 400
+        engine.check()
+
+
+def test_closing_does_not_wait_for_a_reader_that_hangs_for_ever(tmp_path: Path) -> None:
+    """Those who wait get their error first."""
+    stored_document(tmp_path)
+    store = SlowStore(tmp_path)
+    engine = open_swarm(FakeEngine(num_cells=4000), snapshot_store=store)
+    handle = engine.submit([*DOCUMENT, 1], SHORT)
+    assert store.entered.wait(WAIT_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(engine.close)
+        with pytest.raises(Exception, match="closed"):
+            handle.result(WAIT_SECONDS)
+        store.gate.set()
+        closing.result(WAIT_SECONDS)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+class BrokenStore(DiskSnapshotStore):
+    """Finds, and then fails."""
+
+    def get(self, *args: Any, **options: Any) -> StoredPrefix | None:
+        raise SnapshotStorageError("the disk is on fire")
+
+    def put(self, snapshot: KVSnapshot) -> bool:
+        raise SnapshotStorageError("the disk is on fire")
+
+
+def test_a_disk_that_fails_costs_a_prefill_and_nothing_else(tmp_path: Path) -> None:
+    """Reading and writing: right answers, counted failures, no loop of attempts."""
+    stored_document(tmp_path)
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=BrokenStore(tmp_path)) as engine:
+        assert assert_answer(engine, [*DOCUMENT, 1]).num_cached_tokens == 0
+        engine.submit(piece("new", 60), PREFILL).result(WAIT_SECONDS)
+        engine.flush()
+        assert engine.statistics().num_disk_failures >= 2
+        engine.check()
+
+
+class SilentStore(DiskSnapshotStore):
+    """Finds what it then does not have."""
+
+    def find(self, namespace: str, tokens: Any, **options: Any) -> FoundPrefix | None:
+        return FoundPrefix("00", min(len(tokens), 300), 300, 1000)
+
+    def get(self, *args: Any, **options: Any) -> StoredPrefix | None:
+        return None
+
+
+def test_what_is_gone_when_it_is_read_is_computed(tmp_path: Path) -> None:
+    """Another process may evict it in between."""
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=SilentStore(tmp_path)) as engine:
+        assert assert_answer(engine, [*DOCUMENT, 1]).num_cached_tokens == 0
+        assert_answer(engine, [*DOCUMENT, 2])
+
+
+def test_a_state_that_does_not_load_is_removed_and_computed(tmp_path: Path) -> None:
+    """E1: an intact file with a state that the engine refuses; two good branches after it."""
+    good = FakeEngine(num_cells=1000)
+    with open_swarm(good) as engine:
+        snapshot = engine.snapshot(DOCUMENT)
+    bad = KVSnapshot(snapshot.identity, snapshot.namespace, snapshot.tokens, b"nonsense" * 100)
+    with DiskSnapshotStore(tmp_path) as store:
+        store.put(bad)
+    with swarm(tmp_path, "never") as engine:
+        for number in range(3):
+            assert_answer(engine, [*DOCUMENT, number])
+        engine.check()
+        assert engine.statistics().num_restores == 0
+    with DiskSnapshotStore(tmp_path) as store:
+        assert len(store) == 0
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_moves_from_engine_to_engine() -> None:
+    """Taken of exactly the tokens, whatever is in the cache; inserted, it serves as if computed."""
+    with open_swarm(FakeEngine(num_cells=1000)) as first, open_swarm(FakeEngine()) as second:
+        first.submit([*DOCUMENT, *piece("more", 50)], PREFILL).result(WAIT_SECONDS)
+        snapshot = first.snapshot(DOCUMENT)
+        assert snapshot.tokens == tuple(DOCUMENT)
+        assert first.statistics().num_prefill_tokens == 450
+        second.insert(snapshot)
+        statistics = assert_answer(second, [*DOCUMENT, 1])
+        assert statistics.num_cached_tokens == 400
+        assert statistics.prefix_source is PrefixSource.MEMORY
+
+
+def test_a_snapshot_of_something_else_is_refused_by_name() -> None:
+    """A8: model and salt; and one that memory has no room for."""
+    import dataclasses
+
+    with open_swarm(FakeEngine(num_cells=1000)) as engine:
+        snapshot = engine.snapshot(DOCUMENT)
+        identity = engine.facts.identity
+        for field in dataclasses.fields(identity):
+            other = dataclasses.replace(identity, **{field.name: "another"})
+            with pytest.raises(SnapshotMismatchError, match=field.name) as caught:
+                engine.insert(dataclasses.replace(snapshot, identity=other))
+            assert caught.value.facts["field"] == field.name
+            assert caught.value.facts["seen"] == "another"
+        with pytest.raises(SnapshotMismatchError, match="cache_salt"):
+            engine.insert(snapshot, cache_salt="other")
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_memory_bytes=0) as small:
+        with pytest.raises(SnapshotError, match="snapshot_memory_bytes"):
+            small.insert(snapshot)
+
+
+def test_restoring_is_left_when_computing_is_quicker(tmp_path: Path) -> None:
+    """By the rates that were measured: a disk that takes longer than the prefill is not asked."""
+
+    class Slow(DiskSnapshotStore):
+        def get(self, *args: Any, **options: Any) -> StoredPrefix | None:
+            time.sleep(0.2)
+            return super().get(*args, **options)
+
+    documents = [piece(f"{chr(65 + n)} document", 400) for n in range(3)]
+    with swarm(tmp_path) as engine:
+        for document in documents:
+            engine.submit(document, PREFILL).result(WAIT_SECONDS)
+    with open_swarm(
+        FakeEngine(num_cells=4000), snapshot_store=Slow(tmp_path), snapshot_policy="never"
+    ) as engine:
+        assert assert_answer(engine, [*documents[0], 1]).prefix_source is PrefixSource.DISK
+        engine.submit(piece("computed", 600), PREFILL).result(WAIT_SECONDS)
+        assert assert_answer(engine, [*documents[1], 1]).prefix_source is PrefixSource.NONE
+
+
+def test_many_documents_rotate_through_a_small_pool(tmp_path: Path) -> None:
+    """Twelve through room for two, with memory for three: each is computed once in three rounds."""
+    documents = [piece(f"{chr(65 + n)} document", 400) for n in range(12)]
+    # Steps that take a while: else computing would be quicker than reading.
+    fake = FakeEngine(num_cells=1000, step_seconds=0.03)
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    with open_swarm(fake, snapshot_dir=tmp_path, snapshot_memory_bytes=3 * 3400) as engine:
+        for _ in range(3):
+            for document in documents:
+                engine.submit(document, PREFILL).result(WAIT_SECONDS)
+                answer = engine.submit([*document, 1], one, keep_prefix=False).result(WAIT_SECONDS)
+                assert answer_of(answer) == answer_alone([*document, 1], one)
+                engine.flush()
+        statistics = engine.statistics()
+        assert statistics.num_disk_reads >= 12
+        assert statistics.num_disk_writes == 12
+        assert statistics.num_prefill_tokens == 12 * 400 + 3 * 12
+        engine.check()

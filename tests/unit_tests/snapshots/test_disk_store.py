@@ -1,0 +1,413 @@
+"""The disk store: the contract of all stores, and what is its own: processes, crashes, files."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, BinaryIO
+
+import pytest
+
+from langchain_swarmkv.errors import ConfigurationError, SnapshotError, SnapshotStorageError
+from langchain_swarmkv.snapshots import snapshot_file
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.store import StoredPrefix
+from tests.unit_tests.snapshots.store_contract import (
+    NAMESPACE,
+    PLENTY,
+    ROOM_FOR_TWO,
+    A,
+    B,
+    C,
+    SnapshotStoreContract,
+    snapshot_of,
+    stored,
+)
+
+KEY = bytes(range(32))
+
+
+class TestDiskSnapshotStore(SnapshotStoreContract):
+    """Runs the conformance suite."""
+
+    options: dict[str, Any] = {}
+
+    @pytest.fixture(autouse=True)
+    def _folder(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._root, self._count = Path(folder), 0
+            yield
+
+    def make_store(self, max_bytes: int) -> DiskSnapshotStore:
+        self._count += 1
+        return DiskSnapshotStore(self._root / str(self._count), max_bytes, **self.options)
+
+
+class TestEncryptedDiskSnapshotStore(TestDiskSnapshotStore):
+    """With a key."""
+
+    options = {"key": KEY}
+
+
+class TestCompressedDiskSnapshotStore(TestDiskSnapshotStore):
+    """With zstd, which random bytes do not need."""
+
+    options = {"compression": "zstd"}
+
+
+def get(store: DiskSnapshotStore, snapshot: Any) -> StoredPrefix | None:
+    return store.get(snapshot.namespace, snapshot.tokens, can_cut=False)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".swarmkv-lock")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_new_store_on_the_folder_finds_everything(tmp_path: Path) -> None:
+    """What a process left is there for the next, least recently used still first."""
+    with DiskSnapshotStore(tmp_path / "deep" / "folder", ROOM_FOR_TWO) as store:
+        store.put(A)
+        store.put(B)
+        get(store, A)
+    with DiskSnapshotStore(tmp_path / "deep" / "folder", ROOM_FOR_TWO) as again:
+        assert get(again, A) == StoredPrefix(A, A.num_tokens)
+        assert again.put(C)
+        assert get(again, B) is None
+        assert get(again, A) is not None
+
+
+def test_files_and_folder_are_private(tmp_path: Path) -> None:
+    """Modes 0600 and 0700, whatever the umask allows; no salt, and nothing else, in the names."""
+    old = os.umask(0)
+    try:
+        with DiskSnapshotStore(tmp_path / "folder", PLENTY) as store:
+            store.put(snapshot_of([1, 2, 3], salt="tenant-seven"))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o700
+    (path,) = (tmp_path / "folder").glob("*.swarmkv")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path / "folder") == [path.name]
+    assert b"tenant-seven" not in path.read_bytes()
+
+
+def test_a_replaced_file_is_a_new_file(tmp_path: Path) -> None:
+    """Never written in place: an open reader keeps the old one."""
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+        (path,) = tmp_path.glob("*.swarmkv")
+        before, inode = path.read_bytes(), path.stat().st_ino
+        with path.open("rb") as reader:
+            store.put(A)
+            assert path.stat().st_ino != inode
+            assert reader.read() == before
+
+
+def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
+    """Names that are not ours are neither counted, read nor deleted."""
+    others = ["notes.txt", "README.swarmkv", "x.swarmkv.bak", ".hidden"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    with DiskSnapshotStore(tmp_path, ROOM_FOR_TWO) as store:
+        for snapshot in (A, B, C):
+            assert store.put(snapshot)
+        assert len(store) == 2
+        store.clear()
+        assert store.num_bytes == 0
+    assert names(tmp_path) == sorted(others)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """H4: a link under a snapshot's name, or at a temporary one: nothing outside is touched."""
+    outside = tmp_path / "outside"
+    with DiskSnapshotStore(tmp_path / "other", PLENTY) as other:
+        other.put(A)
+        (path,) = (tmp_path / "other").glob("*.swarmkv")
+        outside.write_bytes(path.read_bytes())
+    before = outside.read_bytes()
+    folder = tmp_path / "folder"
+    with DiskSnapshotStore(folder, PLENTY) as store:
+        (folder / f"{A.key}.swarmkv").symlink_to(outside)
+        assert get(store, A) is None
+        assert store.put(A)
+        assert get(store, A) == StoredPrefix(A, A.num_tokens)
+        store.clear()
+    assert outside.read_bytes() == before
+
+
+def test_a_folder_behind_a_link_of_ours_works(tmp_path: Path) -> None:
+    """Such as a cache on another disk."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with DiskSnapshotStore(tmp_path / "link", PLENTY) as store:
+        assert store.put(A)
+    with DiskSnapshotStore(tmp_path / "real", PLENTY) as store:
+        assert get(store, A) is not None
+
+
+@pytest.mark.parametrize("path", ["a\0b", "/proc/nothing/here", "file/below"])
+def test_a_folder_that_cannot_be_is_a_typed_error(path: str, tmp_path: Path) -> None:
+    """At once, with the path in it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotStorageError):
+        DiskSnapshotStore(tmp_path / path)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """Before any folder is made."""
+    for options in ({"max_bytes": -1}, {"compression": "gzip"}, {"key": b"short"}):
+        with pytest.raises(ConfigurationError):
+            DiskSnapshotStore("never-made", **options)  # type: ignore[arg-type]
+    assert not Path("never-made").exists()
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_passed_over_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Head or payload: a miss, the next best is found, room is made of it first or last."""
+    longer = snapshot_of([*A.tokens, 77])
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+        store.put(longer)
+        path = tmp_path / f"{longer.key}.swarmkv"
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                found = store.get(NAMESPACE, longer.tokens, can_cut=True)
+                assert found == StoredPrefix(A, A.num_tokens)
+        assert len(caplog.records) == 1
+        assert str(path) in caplog.text
+        (tmp_path / f"{A.key}.swarmkv").write_bytes(b"nothing")
+        assert store.get(NAMESPACE, longer.tokens, can_cut=True) is None
+        assert len(store) == 0
+        assert [file.head for file in store.files()] == [None, store.files()[1].head]
+        assert store.put(A)
+        assert get(store, A) == StoredPrefix(A, A.num_tokens)
+
+
+def test_files_under_another_key_are_not_seen_and_make_room(tmp_path: Path) -> None:
+    """They are another's: a miss, counted, evicted as the least recently used."""
+    with DiskSnapshotStore(tmp_path, ROOM_FOR_TWO, key=bytes(32)) as theirs:
+        theirs.put(A)
+        theirs.put(B)
+    with DiskSnapshotStore(tmp_path, ROOM_FOR_TWO, key=KEY) as ours:
+        assert get(ours, A) is None
+        assert len(ours) == 0
+        assert ours.num_bytes > 20_000
+        assert ours.put(C)
+        assert get(ours, C) is not None
+    assert len(names(tmp_path)) == 2
+
+
+class _FullDisk:
+    """A file that takes so many bytes."""
+
+    def __init__(self, file: BinaryIO, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def write(self, data: bytes) -> int:
+        self._room -= len(data)
+        if self._room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._file.write(data)
+
+
+@pytest.mark.parametrize("room", [0, 10, 500, 5000, 10_300])
+def test_a_full_disk_leaves_the_old_state(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: a typed error, no litter, and what was there is still found."""
+    write = snapshot_file.write_snapshot
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+        monkeypatch.setattr(
+            snapshot_file,
+            "write_snapshot",
+            lambda file, *args, **options: write(_FullDisk(file, room), *args, **options),
+        )
+        for snapshot in (A, B):
+            with pytest.raises(SnapshotStorageError, match="No space left"):
+                store.put(snapshot)
+        monkeypatch.undo()
+        assert get(store, A) == StoredPrefix(A, A.num_tokens)
+        assert get(store, B) is None
+        assert names(tmp_path) == [f"{A.key}.swarmkv"]
+        assert store.put(B)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere, so nothing is refused")
+def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
+    """Its snapshots are found; a put is a typed error."""
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+    tmp_path.chmod(0o500)
+    try:
+        with DiskSnapshotStore(tmp_path, PLENTY) as store:
+            assert get(store, A) == StoredPrefix(A, A.num_tokens)
+            with pytest.raises(SnapshotStorageError):
+                store.put(B)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+_PRELUDE = """
+import os, sys, random, time
+sys.path.insert(0, os.getcwd())
+from pathlib import Path
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from tests.unit_tests.snapshots.store_contract import snapshot_of
+folder = Path(sys.argv[1])
+"""
+
+
+def start(code: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRELUDE + dedent(code), str(folder), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_what_another_process_saves_and_deletes_is_seen(tmp_path: Path) -> None:
+    """By a store that was open all the time, in the order in which it happens."""
+    code = """
+        with DiskSnapshotStore(folder) as store:
+            for line in sys.stdin: pass
+            store.put(snapshot_of([5, 6, 7]))
+    """
+    snapshot = snapshot_of([5, 6, 7])
+    with DiskSnapshotStore(tmp_path) as store:
+        assert get(store, snapshot) is None
+        assert subprocess.run(
+            [sys.executable, "-c", _PRELUDE + dedent(code), str(tmp_path)],
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+        ).returncode == 0
+        assert get(store, snapshot) == StoredPrefix(snapshot, 3)
+        with DiskSnapshotStore(tmp_path) as other:
+            other.clear()
+        assert get(store, snapshot) is None
+        assert (len(store), store.num_bytes) == (0, 0)
+
+
+_SAVER = """
+    with DiskSnapshotStore(folder, 400_000) as store:
+        print("ready", flush=True)
+        while True:
+            store.put(snapshot_of([1, 2, 3, random.randrange(12)], size=50_000))
+"""
+
+
+def test_kill_9_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
+    """E5: saves in a loop, killed 40 times at random moments, read by this process all the time."""
+    rng = random.Random(7)
+    expected = {(1, 2, 3, n): snapshot_of([1, 2, 3, n], size=50_000) for n in range(12)}
+    num_reads = 0
+    with DiskSnapshotStore(tmp_path, 400_000) as reader:
+        for _ in range(40):
+            saver = start(_SAVER, tmp_path)
+            assert saver.stdout is not None
+            assert saver.stdout.readline() == "ready\n"
+            end = time.monotonic() + rng.uniform(0.0, 0.05)
+            while time.monotonic() < end:
+                tokens = (1, 2, 3, rng.randrange(12))
+                found = reader.get(NAMESPACE, tokens, can_cut=False)
+                if found is not None:
+                    assert found.snapshot == expected[tokens]
+                    num_reads += 1
+            saver.send_signal(signal.SIGKILL)
+            saver.communicate(timeout=100)
+        assert num_reads > 0
+        assert all(file.head is not None for file in reader.files())
+        assert reader.num_bytes <= 400_000
+    litter = list(tmp_path.glob(".*-tmp"))
+    for path in litter:
+        os.utime(path, (0, 0))
+    DiskSnapshotStore(tmp_path).close()
+    assert not list(tmp_path.glob(".*-tmp"))
+
+
+def test_a_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
+    """However old it looks, while its writer lives."""
+    from filelock import lock_descriptor
+
+    path = tmp_path / ".0-1-x.swarmkv-tmp"
+    with path.open("wb") as file:
+        lock_descriptor(file.fileno(), blocking=False)
+        os.utime(path, (0, 0))
+        DiskSnapshotStore(tmp_path).close()
+        assert path.exists()
+    DiskSnapshotStore(tmp_path).close()
+    assert not path.exists()
+
+
+def test_several_processes_share_one_folder(tmp_path: Path) -> None:
+    """Four of them put, find, remove and evict at once: never a wrong byte, never over the limit."""
+    code = """
+        rng = random.Random(int(sys.argv[2]))
+        with DiskSnapshotStore(folder, 150_000) as store:
+            for _ in range(150):
+                tokens = [1, rng.randrange(10), 3]
+                snapshot = snapshot_of(tokens)
+                store.put(snapshot)
+                found = store.get(snapshot.namespace, tokens, can_cut=False)
+                assert found is None or found.snapshot == snapshot
+                if rng.random() < 0.2:
+                    store.remove(snapshot.key)
+                assert store.num_bytes <= 150_000
+    """
+    processes = [start(code, tmp_path, str(seed)) for seed in range(4)]
+    for process in processes:
+        _, stderr = process.communicate(timeout=200)
+        assert process.returncode == 0, stderr
+    with DiskSnapshotStore(tmp_path, 150_000) as store:
+        assert all(file.head is not None for file in store.files())
+
+
+def test_a_pin_holds_against_the_own_evictions(tmp_path: Path) -> None:
+    """It is this object's, and gone with it."""
+    with DiskSnapshotStore(tmp_path, ROOM_FOR_TWO) as store:
+        store.put(A)
+        store.pin(A.key)
+        with DiskSnapshotStore(tmp_path, ROOM_FOR_TWO) as other:
+            other.put(B)
+            other.put(C)
+            assert not stored(other, A)
+        assert not store.pin(A.key)
+        assert store.put(A)
+
+
+def test_a_closed_store_keeps_its_files(tmp_path: Path) -> None:
+    """Closing is not clearing."""
+    store = DiskSnapshotStore(tmp_path)
+    store.put(A)
+    store.close()
+    store.clear()
+    assert store.num_bytes == 0
+    with pytest.raises(SnapshotError, match="closed"):
+        store.files()
+    with DiskSnapshotStore(tmp_path) as again:
+        assert get(again, A) == StoredPrefix(A, A.num_tokens)

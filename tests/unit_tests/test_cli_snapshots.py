@@ -1,0 +1,176 @@
+"""`swarmkv snapshots` and `swarmkv prefill`: what they show, change and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.snapshot_file import read_snapshot
+from langchain_swarmkv.snapshots.store import StoredPrefix
+from tests.unit_tests.snapshots.store_contract import A, B, C, snapshot_of
+from tests.unit_tests.test_cli import assert_refused, swarmkv
+
+TENANT = snapshot_of([7, 8, 9], salt="tenant")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three snapshots of ours, one of a tenant; C was used last, A first."""
+    path = tmp_path / "snapshots"
+    with DiskSnapshotStore(path) as store:
+        for snapshot in (A, TENANT, B, C):
+            store.put(snapshot)
+    return path
+
+
+def listed(folder: Path, *options: object) -> list[dict[str, object]]:
+    result = swarmkv("snapshots", "list", folder, "--json", *options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def keys(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.swarmkv")}
+
+
+def damage(folder: Path, key: str) -> None:
+    path = folder / f"{key}.swarmkv"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def test_list_shows_what_the_salt_may_see(folder: Path) -> None:
+    """Those used last first; another salt's are counted only, and the salt is not printed."""
+    result = swarmkv("snapshots", "list", folder)
+    assert result.exit_code == 0, result.output
+    places = [result.stdout.index(snapshot.key[:12]) for snapshot in (C, B, A)]
+    assert places == sorted(places)
+    assert TENANT.key[:12] not in result.stdout
+    assert "4 files" in result.stdout
+    assert "1 of them" in result.stdout
+    assert [item["key"] for item in listed(folder)] == [C.key, B.key, A.key]
+    (theirs,) = listed(folder, "--cache-salt", "tenant")
+    assert theirs["key"] == TENANT.key
+    assert "tenant" not in json.dumps(theirs)
+
+
+def test_show_names_the_identity(folder: Path) -> None:
+    """All fields, and nothing of the document."""
+    result = swarmkv("snapshots", "show", folder, A.key[:10])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["tokens"] == A.num_tokens
+    assert facts["identity"]["weights"] == "model"
+    for key in ("0", "", "zz", TENANT.key):
+        if not A.key.startswith(key) or not key:
+            assert_refused(swarmkv("snapshots", "show", folder, key), "list")
+
+
+def test_verify_finds_damage(folder: Path) -> None:
+    """Exit code 0 while all is whole; 1 and the path of what is not."""
+    assert swarmkv("snapshots", "verify", folder).exit_code == 0
+    damage(folder, B.key)
+    result = swarmkv("snapshots", "verify", folder)
+    assert result.exit_code == 1
+    assert B.key in result.stdout
+    assert "3 of 4" in result.stdout
+
+
+def test_prune_by_size_age_and_damage(folder: Path) -> None:
+    """Each option deletes what it names, the least recently used first; none is refused."""
+    assert_refused(swarmkv("snapshots", "prune", folder), "--max-bytes")
+    for wrong in (("--max-bytes", "much"), ("--unused-for", "30"), ("--max-bytes", "-1")):
+        assert swarmkv("snapshots", "prune", folder, *wrong).exit_code == 2
+    damage(folder, B.key)
+    swarmkv("snapshots", "list", folder)
+    assert keys(folder) == {A.key, B.key, C.key, TENANT.key}
+    with DiskSnapshotStore(folder) as store:
+        assert store.get(B.namespace, B.tokens, can_cut=False) is None
+    os.utime(folder / f"{A.key}.swarmkv", (0, 0))
+    assert swarmkv("snapshots", "prune", folder, "--unused-for", "52w").exit_code == 0
+    assert keys(folder) == {B.key, C.key, TENANT.key}
+    (folder / f"{B.key}.swarmkv").write_bytes(b"nothing")
+    assert swarmkv("snapshots", "prune", folder, "--damaged").exit_code == 0
+    assert keys(folder) == {C.key, TENANT.key}
+    os.utime(folder / f"{TENANT.key}.swarmkv", (1, 1))
+    assert swarmkv("snapshots", "prune", folder, "--max-bytes", "15K").exit_code == 0
+    assert keys(folder) == {C.key}
+    assert swarmkv("snapshots", "prune", folder, "--all").exit_code == 0
+    assert keys(folder) == set()
+
+
+def test_export_and_import(folder: Path, tmp_path: Path) -> None:
+    """To a plain file, from an encrypted folder into another one, with nothing lost."""
+    key_file = tmp_path / "key"
+    key_file.write_text("00" * 31 + "ff\n")
+    exported, secret = tmp_path / "a.kv", tmp_path / "secret"
+    result = swarmkv("snapshots", "export", folder, A.key, exported)
+    assert result.exit_code == 0, result.output
+    assert read_snapshot(exported) == A
+    result = swarmkv("snapshots", "import", secret, exported, "--key-file", key_file)
+    assert result.exit_code == 0, result.output
+    with DiskSnapshotStore(secret, key=bytes(31) + b"\xff") as store:
+        assert store.get(A.namespace, A.tokens, can_cut=False) == StoredPrefix(A, A.num_tokens)
+    assert listed(secret)[0]["usable"] is False
+    assert listed(secret, "--key-file", key_file)[0]["encrypted"] is True
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "prune --all", "show abc", "export abc out"])
+def test_a_folder_that_is_not_there_is_refused(command: str, tmp_path: Path) -> None:
+    """And not made."""
+    name, *rest = command.split()
+    result = swarmkv("snapshots", name, tmp_path / "absent", *rest)
+    assert_refused(result, "absent")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_wrong_files_and_keys_are_refused(folder: Path, tmp_path: Path) -> None:
+    """One line each, and nothing is written."""
+    (tmp_path / "short").write_bytes(b"short")
+    (tmp_path / "foreign").write_bytes(b"\x89PNG" * 100)
+    for arguments in (
+        ("list", folder, "--key-file", tmp_path / "short"),
+        ("list", folder, "--key-file", tmp_path / "absent"),
+        ("import", folder, tmp_path / "foreign"),
+        ("import", folder, tmp_path / "absent"),
+        ("export", folder, A.key, tmp_path / "no" / "folder"),
+        ("export", folder, A.key, tmp_path),
+    ):
+        result = swarmkv("snapshots", *arguments)
+        assert result.exit_code in (1, 2), result.output
+        assert result.stderr.startswith("error: ")
+        assert len(result.stderr.splitlines()) == 1
+    assert len(keys(folder)) == 4
+
+
+def test_prefill_warms_a_folder(tiny_llama: Path, tmp_path: Path) -> None:
+    """Computed the first time, found the second; the chat model of another run finds it too."""
+    from langchain_swarmkv import ChatSwarmKV, document_message
+
+    document = tmp_path / "document.txt"
+    document.write_text("A strip listens to the floor. " * 20)
+    asked = (document, "--snapshot-dir", tmp_path / "warm", "--model", tiny_llama, "--n-ctx", 2048)
+    first, second = swarmkv("prefill", *asked), swarmkv("prefill", *asked)
+    assert first.exit_code == second.exit_code == 0, first.output + second.output
+    assert "computed" in first.stdout
+    assert "already" in second.stdout
+    with ChatSwarmKV(
+        model_path=tiny_llama, n_ctx=2048, max_tokens=4, snapshot_dir=tmp_path / "warm"
+    ) as llm:
+        answer = llm.invoke([document_message(document.read_text().strip()), ("human", "What?")])
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["input_token_details"]["cache_read"] > 500
+
+
+def test_prefill_refuses_what_it_cannot_read(tiny_llama: Path, tmp_path: Path) -> None:
+    """Before a model is loaded."""
+    (tmp_path / "file").write_text("")
+    for document, folder in (("absent.txt", "warm"), ("file", "warm")):
+        result = swarmkv(
+            "prefill", tmp_path / document, "--snapshot-dir", tmp_path / folder,
+            "--model", tiny_llama,
+        )
+        assert_refused(result)
