@@ -142,19 +142,21 @@ def _restart(arguments: argparse.Namespace) -> dict[str, Any]:
 def _rotation(arguments: argparse.Namespace) -> dict[str, Any]:
     size = arguments.rotation_tokens
     ttft: dict[str, list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        with _open(
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _open(
             arguments,
             n_ctx=3 * size + 256,
             snapshot_dir=folder,
             snapshot_memory_bytes=int(3.5 * size * _bytes_per_token(arguments)),
-        ) as engine:
-            documents = [_document(engine, size, number) for number in range(NUM_DOCUMENTS)]
-            for turn in range(3):
-                for number in _order(turn):
-                    asked = _ask(engine, documents[number])
-                    ttft[asked["prefix_source"]].append(asked["ttft_seconds"])
-                    engine.submit(documents[number], SamplingParams(max_tokens=0)).result()
+        ) as engine,
+    ):
+        documents = [_document(engine, size, number) for number in range(NUM_DOCUMENTS)]
+        for turn in range(3):
+            for number in _order(turn):
+                asked = _ask(engine, documents[number])
+                ttft[asked["prefix_source"]].append(asked["ttft_seconds"])
+                engine.submit(documents[number], SamplingParams(max_tokens=0)).result()
     return {
         "documents": NUM_DOCUMENTS,
         "document_tokens": size,

@@ -417,7 +417,7 @@ class ChatSwarmKV(BaseChatModel):
             raise DocumentMissingError(
                 "This process has not prefilled the document of the reference; call prefill first."
             )
-        snapshot = self._engine().snapshot(known.prefix_ids, cache_salt=self.cache_salt)
+        snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
         snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
         return save_snapshot(Path(path).expanduser(), snapshot)

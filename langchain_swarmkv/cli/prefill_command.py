@@ -78,12 +78,10 @@ def _prefill(
     return ref, finished[0]
 
 
-def _result(
-    ref: DocumentRef, statistics: RequestStatistics, folder: Path, seconds: float
-) -> str:
+def _result(ref: DocumentRef, statistics: RequestStatistics, folder: Path, seconds: float) -> str:
     if statistics.prefix_source is PrefixSource.DISK and not statistics.num_computed_tokens:
         return f"{ref['num_tokens']:,} tokens were in {folder} already."
     return (
-        f"{ref['num_tokens']:,} tokens, {statistics.num_computed_tokens:,} of them computed, are in "
-        f"{folder} after {seconds:.1f} s."
+        f"{ref['num_tokens']:,} tokens, {statistics.num_computed_tokens:,} of them computed, "
+        f"are in {folder} after {seconds:.1f} s."
     )

@@ -1,4 +1,4 @@
-"""`swarmkv snapshots`: look at a folder of snapshots, check it, make room, carry files elsewhere."""
+"""`swarmkv snapshots`: look at a folder of snapshots, check it, make room, carry files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def list_snapshots(
         files = store.files()
         mine = [file for file in files if _is_under(file, cache_salt)]
         if as_json:
-            print(json.dumps([_facts(file) for file in mine], indent=2))
+            typer.echo(json.dumps([_facts(file) for file in mine], indent=2))
             return
         console = Console()
         _print_table(console, mine)
@@ -68,13 +68,11 @@ def list_snapshots(
 
 
 @snapshots_app.command()
-def show(
-    folder: Folder, key: Key, cache_salt: Salt = "", key_file: KeyFile = None
-) -> None:
+def show(folder: Folder, key: Key, cache_salt: Salt = "", key_file: KeyFile = None) -> None:
     """Print all that is known of one snapshot, but not what it holds."""
     with errors_in_one_line(), _open(folder, key_file) as store:
         file = _chosen(store, key, cache_salt)
-        print(json.dumps(_facts(file), indent=2))
+        typer.echo(json.dumps(_facts(file), indent=2))
 
 
 @snapshots_app.command()

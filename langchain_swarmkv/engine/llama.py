@@ -64,7 +64,7 @@ class LlamaEngine(Engine):
         self._context: ContextHandle | None = None
         self._ledger: CellLedger | None = None
         self._form: _StateForm | None = None
-        self.tokenizer = LlamaTokenizer(config.model_path)
+        self.tokenizer: LlamaTokenizer = LlamaTokenizer(config.model_path)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
                 # Reading a large file takes seconds, and so does loading it.
@@ -113,9 +113,7 @@ class LlamaEngine(Engine):
         self.facts = ModelFacts(
             name=config.model_path.stem,
             architecture=architecture,
-            identity=_identity(
-                settings, weights.result(), architecture, self.tokenizer.digest
-            ),
+            identity=_identity(settings, weights.result(), architecture, self.tokenizer.digest),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -295,7 +293,7 @@ class LlamaEngine(Engine):
             raise SequenceError("the state is damaged: its checksum differs.")
         return self._in_our_form(payload, num_tokens)
 
-    def _in_our_form(self, payload: memoryview, num_tokens: int) -> bytes | memoryview:
+    def _in_our_form(self, payload: memoryview, num_tokens: int) -> memoryview:
         """The state as this context's attention kernel keeps it.
 
         Its checksum was right; that its form is, too, is looked at once more, for who can write a
@@ -312,7 +310,7 @@ class LlamaEngine(Engine):
             )
         if state.is_transposed == self._form.is_transposed:
             return payload
-        return state.rewrite(transposed=self._form.is_transposed)
+        return memoryview(state.rewrite(transposed=self._form.is_transposed))
 
     def close(self) -> None:
         """See `Engine.close`."""

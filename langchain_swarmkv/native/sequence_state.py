@@ -104,8 +104,10 @@ class SequenceState:
 
     @property
     def shape(self) -> tuple[tuple[int, int, int, int], ...]:
-        """For each layer the types of K and V and their bytes a cell: alike for all states of a
-        context, whatever its kernel."""
+        """For each layer the types of K and V and their bytes a cell.
+
+        Alike for all states of a context, whatever its kernel.
+        """
         return tuple(
             (layer.k_type, layer.k.shape[1], layer.v_type, layer.v.size // self.num_cells)
             for layer in self.layers

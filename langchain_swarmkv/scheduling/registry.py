@@ -60,8 +60,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
+_DEFAULT_SNAPSHOTS = SnapshotSettings()
+
+
 def acquire_engine(
-    config: EngineConfig, snapshots: SnapshotSettings = SnapshotSettings()
+    config: EngineConfig, snapshots: SnapshotSettings = _DEFAULT_SNAPSHOTS
 ) -> SwarmEngine:
     """The engine of these settings, loaded if it is not yet; give it back with `release_engine`.
 

@@ -349,9 +349,7 @@ class DiskSnapshotStore(SnapshotStore):
             if not path.exists():
                 return
             _log.warning("passed over: %s", error)
-        self._files[key] = StoredFile(
-            path, status.st_ino, status.st_size, status.st_mtime_ns, head
-        )
+        self._files[key] = StoredFile(path, status.st_ino, status.st_size, status.st_mtime_ns, head)
         if head is not None:
             self._index.insert(head.namespace, head.tokens, key)
 

@@ -153,9 +153,7 @@ def write_snapshot(
     if cipher and nonce:
         tokens = cipher.encrypt(nonce, "tokens", encoded, tokens)
         body = cipher.encrypt(nonce, "payload", encoded, body)
-    preamble = _PREAMBLE.pack(
-        _MAGIC, FORMAT_VERSION, len(encoded), snapshot.num_tokens, len(body)
-    )
+    preamble = _PREAMBLE.pack(_MAGIC, FORMAT_VERSION, len(encoded), snapshot.num_tokens, len(body))
     digest = hashlib.sha256()
     num_bytes = 0
     for part in (preamble, encoded, tokens, None, body, None):

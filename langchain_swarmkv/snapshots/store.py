@@ -99,9 +99,7 @@ class SnapshotStore(ABC):
         if stored is None:
             return None
         snapshot = stored.snapshot
-        return FoundPrefix(
-            snapshot.key, stored.num_tokens, snapshot.num_tokens, snapshot.num_bytes
-        )
+        return FoundPrefix(snapshot.key, stored.num_tokens, snapshot.num_tokens, snapshot.num_bytes)
 
     @abstractmethod
     def remove(self, key: str) -> bool:

@@ -161,9 +161,7 @@ class SnapshotTiers:
         assert self.disk is not None
         started = time.perf_counter()
         try:
-            stored = self.disk.get(
-                namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens
-            )
+            stored = self.disk.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
         except SnapshotError as error:
             self._note_failure("read", error)
             return None

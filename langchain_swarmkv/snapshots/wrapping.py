@@ -8,6 +8,7 @@ the file's metadata is authenticated with both parts.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +101,9 @@ class SnapshotCipher:
                 "Encrypted snapshots need the package cryptography: "
                 "pip install 'langchain-swarmkv[encryption]'."
             ) from error
-        self._cipher_of = lambda *gcm: Cipher(algorithms.AES(key), modes.GCM(*gcm))
+        self._cipher_of: Callable[..., Any] = lambda *gcm: Cipher(
+            algorithms.AES(key), modes.GCM(*gcm)
+        )
 
     def __repr__(self) -> str:
         return "<SnapshotCipher AES-256-GCM>"

@@ -13,7 +13,8 @@ from textwrap import dedent
 _FUZZ = """
 import hashlib, random, resource, struct, sys
 from pathlib import Path
-from langchain_swarmkv import EngineConfig, SamplingParams, SequenceError, SnapshotError, SwarmEngine
+from langchain_swarmkv import EngineConfig, SamplingParams, SnapshotError, SwarmEngine
+from langchain_swarmkv import SequenceError
 from langchain_swarmkv.engine.llama import LlamaEngine, _STATE_HEADER, _checksum
 from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
 
@@ -28,7 +29,8 @@ params = SamplingParams(max_tokens=2, ignore_eos=True)
 def mutated(data):
     data = bytearray(data)
     for _ in range(rng.randint(1, 3)):
-        start = rng.randrange(len(data)) if rng.random() < 0.7 else rng.randrange(min(600, len(data)))
+        reach = len(data) if rng.random() < 0.7 else min(600, len(data))  # the head is short
+        start = rng.randrange(reach)
         kind = rng.randrange(5)
         if kind == 0:
             data[start] ^= 1 << rng.randrange(8)

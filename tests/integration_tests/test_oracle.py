@@ -160,7 +160,10 @@ def test_branches_of_a_document_from_disk_equal_the_oracle(
         statistics = engine.statistics()
     assert statistics.num_disk_reads == 1
     assert statistics.num_prefill_tokens == 1 + 7 + 40
-    assert {result.statistics.prefix_source for result in results} == {PrefixSource.DISK, PrefixSource.RESIDENT}
+    assert {result.statistics.prefix_source for result in results} == {
+        PrefixSource.DISK,
+        PrefixSource.RESIDENT,
+    }
     for prompt, result in zip(prompts, results, strict=True):
         tiny_judge.check(prompt, result)
 

@@ -186,7 +186,8 @@ with SqliteSaver.from_conn_string(database) as saver:
     given = None if app.get_state(thread).values else {"document": text}
     state = app.invoke(given, thread)
 statistics = llm.engine_statistics()
-print(json.dumps([statistics.num_prefill_tokens, statistics.num_disk_reads, sorted(state.get("findings", ()))]))
+findings = sorted(state.get("findings", ()))
+print(json.dumps([statistics.num_prefill_tokens, statistics.num_disk_reads, findings]))
 llm.close()
 """
 
@@ -198,9 +199,18 @@ def test_a_checkpoint_resumes_in_a_new_process_without_a_prefill(
 
     def run() -> list[Any]:
         done = subprocess.run(
-            [sys.executable, "-c", dedent(_PROCESS), str(tiny_llama), str(folder),
-             str(tmp_path / "checkpoints"), TEXT],
-            capture_output=True, text=True, timeout=200,
+            [
+                sys.executable,
+                "-c",
+                dedent(_PROCESS),
+                str(tiny_llama),
+                str(folder),
+                str(tmp_path / "checkpoints"),
+                TEXT,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -170,7 +170,11 @@ def test_prefill_refuses_what_it_cannot_read(tiny_llama: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     for document, folder in (("absent.txt", "warm"), ("file", "warm")):
         result = swarmkv(
-            "prefill", tmp_path / document, "--snapshot-dir", tmp_path / folder,
-            "--model", tiny_llama,
+            "prefill",
+            tmp_path / document,
+            "--snapshot-dir",
+            tmp_path / folder,
+            "--model",
+            tiny_llama,
         )
         assert_refused(result)

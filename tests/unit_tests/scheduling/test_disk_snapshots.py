@@ -329,9 +329,11 @@ def test_a_snapshot_of_something_else_is_refused_by_name() -> None:
             assert caught.value.facts["seen"] == "another"
         with pytest.raises(SnapshotMismatchError, match="cache_salt"):
             engine.insert(snapshot, cache_salt="other")
-    with open_swarm(FakeEngine(num_cells=1000), snapshot_memory_bytes=0) as small:
-        with pytest.raises(SnapshotError, match="snapshot_memory_bytes"):
-            small.insert(snapshot)
+    with (
+        open_swarm(FakeEngine(num_cells=1000), snapshot_memory_bytes=0) as small,
+        pytest.raises(SnapshotError, match="snapshot_memory_bytes"),
+    ):
+        small.insert(snapshot)
 
 
 def test_restoring_is_left_when_computing_is_quicker(tmp_path: Path) -> None:

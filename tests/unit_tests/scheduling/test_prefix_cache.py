@@ -11,8 +11,8 @@ from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
-from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from tests.unit_tests.scheduling.support import NAMESPACE, piece
 
 DOCUMENT = piece("document", 100)

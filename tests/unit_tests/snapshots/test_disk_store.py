@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import pytest
 
@@ -41,7 +41,7 @@ KEY = bytes(range(32))
 class TestDiskSnapshotStore(SnapshotStoreContract):
     """Runs the conformance suite."""
 
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture(autouse=True)
     def _folder(self) -> Iterator[None]:
@@ -57,13 +57,13 @@ class TestDiskSnapshotStore(SnapshotStoreContract):
 class TestEncryptedDiskSnapshotStore(TestDiskSnapshotStore):
     """With a key."""
 
-    options = {"key": KEY}
+    options: ClassVar[dict[str, Any]] = {"key": KEY}
 
 
 class TestCompressedDiskSnapshotStore(TestDiskSnapshotStore):
     """With zstd, which random bytes do not need."""
 
-    options = {"compression": "zstd"}
+    options: ClassVar[dict[str, Any]] = {"compression": "zstd"}
 
 
 def get(store: DiskSnapshotStore, snapshot: Any) -> StoredPrefix | None:
@@ -301,11 +301,14 @@ def test_what_another_process_saves_and_deletes_is_seen(tmp_path: Path) -> None:
     snapshot = snapshot_of([5, 6, 7])
     with DiskSnapshotStore(tmp_path) as store:
         assert get(store, snapshot) is None
-        assert subprocess.run(
-            [sys.executable, "-c", _PRELUDE + dedent(code), str(tmp_path)],
-            stdin=subprocess.DEVNULL,
-            timeout=100,
-        ).returncode == 0
+        assert (
+            subprocess.run(
+                [sys.executable, "-c", _PRELUDE + dedent(code), str(tmp_path)],
+                stdin=subprocess.DEVNULL,
+                timeout=100,
+            ).returncode
+            == 0
+        )
         assert get(store, snapshot) == StoredPrefix(snapshot, 3)
         with DiskSnapshotStore(tmp_path) as other:
             other.clear()
@@ -365,7 +368,7 @@ def test_a_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
 
 
 def test_several_processes_share_one_folder(tmp_path: Path) -> None:
-    """Four of them put, find, remove and evict at once: never a wrong byte, never over the limit."""
+    """Four put, find, remove and evict at once: never a wrong byte, never over the limit."""
     code = """
         rng = random.Random(int(sys.argv[2]))
         with DiskSnapshotStore(folder, 150_000) as store:

@@ -106,10 +106,7 @@ def test_a_namespace_parts_identity_and_salt() -> None:
 
 def test_keys_are_the_same_in_every_process() -> None:
     """Three processes with different hash seeds agree with this one."""
-    code = (
-        "from tests.unit_tests.snapshots.test_snapshot import SNAPSHOT\n"
-        "print(SNAPSHOT.key)"
-    )
+    code = "from tests.unit_tests.snapshots.test_snapshot import SNAPSHOT\nprint(SNAPSHOT.key)"
     keys = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -27,7 +27,7 @@ from langchain_swarmkv.errors import (
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.snapshot_file import read_head, read_snapshot, write_snapshot
 from langchain_swarmkv.snapshots.wrapping import Compression, SnapshotCipher
-from tests.unit_tests.snapshots.store_contract import A, snapshot_of
+from tests.unit_tests.snapshots.store_contract import A
 
 KEY = bytes(range(32))
 CIPHER = SnapshotCipher(KEY)
@@ -73,7 +73,7 @@ def test_compression_is_left_out_where_it_does_not_pay() -> None:
 
 
 def test_encryption_hides_document_and_state(tmp_path: Path) -> None:
-    """Neither token ids nor state are readable, and two files of one snapshot have no part alike."""
+    """Token ids and state are not readable, and two files of one snapshot have no part alike."""
     tokens = struct.pack("<4i", *A.tokens)
     plain, hidden, again = encoded(A), encoded(A, cipher=CIPHER), encoded(A, cipher=CIPHER)
     assert tokens in plain
