@@ -321,8 +321,6 @@ class ChatSwarmKV(BaseChatModel):
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             handle.result()
-        if persist:
-            self._engine().flush()
         progress.finish()
         return self._remember(document)
 
@@ -344,8 +342,6 @@ class ChatSwarmKV(BaseChatModel):
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             await handle.aresult()
-        if persist:
-            await asyncio.to_thread(self._engine().flush)
         progress.finish()
         return self._remember(document)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.engine.identity import ModelIdentity
+from langchain_swarmkv.errors import InvalidRequestError
 
 __all__ = [
     "Batch",
@@ -162,6 +163,14 @@ class Sampler(ABC):
         """
 
     @abstractmethod
+    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
+        """The same from logits that were kept, shape (n_vocab,).
+
+        Raises:
+            InvalidRequestError: they have another shape; and as `sample`.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Release native memory; harmless twice."""
 
@@ -249,3 +258,12 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything; harmless twice. Other calls raise EngineClosedError afterwards."""
+
+
+def check_logits(logits: npt.NDArray[np.float32], n_vocab: int) -> None:
+    """Refuse logits that are not one float for each token of the vocabulary."""
+    if logits.shape != (n_vocab,) or logits.dtype != np.float32:
+        raise InvalidRequestError(
+            f"logits of shape {logits.shape} and type {logits.dtype}; expected were float32, "
+            f"({n_vocab},)."
+        )

@@ -24,6 +24,7 @@ from langchain_swarmkv.engine.contract import (
     Sampler,
     SpecialToken,
     Tokenizer,
+    check_logits,
 )
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import (
@@ -347,6 +348,10 @@ class _ReplySampler(Sampler):
     def sample(self, row: int) -> int:
         return next(self._tokens, END_ID)
 
+    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
+        check_logits(logits, _VOCABULARY)
+        return next(self._tokens, END_ID)
+
     def close(self) -> None:
         self._tokens = iter(b"")
 
@@ -363,8 +368,11 @@ class _NoiseSampler(Sampler):
         self._draws = np.random.default_rng(self.seed)
 
     def sample(self, row: int) -> int:
-        params = self._params
-        logits = self._engine.logits(row).astype(np.float64)
+        return self.sample_from(self._engine.logits(row))
+
+    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
+        check_logits(logits, _VOCABULARY)
+        params, logits = self._params, logits.astype(np.float64)
         for token_id, bias in params.logit_bias.items():
             logits[token_id] += bias
         if not np.isfinite(logits.max()):

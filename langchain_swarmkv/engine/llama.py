@@ -18,7 +18,14 @@ import numpy.typing as npt
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
 from langchain_swarmkv.engine.cells import CellLedger
-from langchain_swarmkv.engine.contract import Batch, Engine, EngineLimits, ModelFacts, Sampler
+from langchain_swarmkv.engine.contract import (
+    Batch,
+    Engine,
+    EngineLimits,
+    ModelFacts,
+    Sampler,
+    check_logits,
+)
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
@@ -204,7 +211,13 @@ class LlamaEngine(Engine):
         """Let a chain choose from a row of the last batch."""
         native = self._native
         self._check_row(row)
-        return chain.sample(native, self._candidates, row)
+        return chain.sample(native.logits(row), self._candidates)
+
+    def sample_from(self, chain: SamplerChain, logits: npt.NDArray[np.float32]) -> int:
+        """Let a chain choose by logits that were kept."""
+        self._native  # noqa: B018 - raises once the engine is closed
+        check_logits(logits, self.facts.n_vocab)
+        return chain.sample(logits, self._candidates)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         """See `Engine.fork`: `llama_memory_seq_cp` on a unified cache, which moves no bytes."""
@@ -337,6 +350,9 @@ class _LlamaSampler(Sampler):
 
     def sample(self, row: int) -> int:
         return self._engine.sample(self._chain, row)
+
+    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
+        return self._engine.sample_from(self._chain, logits)
 
     def close(self) -> None:
         self._chain.close()

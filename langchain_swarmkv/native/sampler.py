@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.errors import GrammarError, InvalidRequestError, ModelError
-from langchain_swarmkv.native.context import ContextHandle
 from langchain_swarmkv.native.library import last_errors, library
 from langchain_swarmkv.native.model import ModelHandle
 
@@ -112,8 +112,8 @@ class SamplerChain:
         yield llama_cpp.llama_sampler_init_temp(max(params.temperature, _LEAST_TEMPERATURE))
         yield llama_cpp.llama_sampler_init_dist(self.seed)
 
-    def sample(self, context: ContextHandle, candidates: Candidates, row: int) -> int:
-        """Choose a token from a row of the last batch and take it into the chain's state.
+    def sample(self, logits: npt.NDArray[np.float32], candidates: Candidates) -> int:
+        """Choose a token by logits of shape (n_vocab,), and take it into the chain's state.
 
         Raises:
             GrammarError: no token is allowed here.
@@ -121,7 +121,6 @@ class SamplerChain:
             ModelError: the model's logits are not numbers.
         """
         llama_cpp = library()
-        logits = context.logits(row)
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):  # samplers sort, and NaN has no place in an order
             raise ModelError(

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from langchain_swarmkv.engine.cells import CellLedger
 from langchain_swarmkv.engine.contract import Engine
@@ -28,7 +32,11 @@ from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier
 
-__all__ = ["CacheCounters", "PrefixCache", "PrefixMatch"]
+__all__ = ["CacheCounters", "Logits", "PrefixCache", "PrefixMatch"]
+
+Logits = npt.NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
 
 MIN_SPILL_TOKENS = 32
 """Shorter prefixes are recomputed sooner than they are worth a place in the store."""
@@ -63,6 +71,8 @@ class _Resident:
     namespace: str
     pins: set[str] = field(default_factory=set)
     last_used: int = 0
+    logits: Logits | None = None
+    """After its last token, if they were computed."""
 
 
 class PrefixCache:
@@ -124,6 +134,14 @@ class PrefixCache:
         found = self.computed_match(namespace, tokens)
         return found is not None and found.num_tokens == len(tokens)
 
+    def last_logits(self, namespace: str, tokens: TokenIds) -> Logits | None:
+        """What follows exactly `tokens`, if a resident holds them and knows."""
+        found = self._resident_index.longest_whole(namespace, tokens)
+        if found is None or found.num_tokens < len(tokens):
+            return None
+        known = (self._residents[seq_id].logits for seq_id in found.holders)
+        return next((logits for logits in known if logits is not None), None)
+
     # -- room ------------------------------------------------------------------------------------
 
     def free_cells_after_eviction(self) -> int:
@@ -174,12 +192,14 @@ class PrefixCache:
         if self._tiers.holds(Tier.MEMORY, namespace, tokens):
             return
         try:
-            snapshot = self.snapshot(seq_id, namespace, tokens)
+            snapshot = self.snapshot(seq_id, namespace, tokens, self._residents[seq_id].logits)
         except (MemoryError, SequenceError):
             return  # a copy that the host has no room for is computed again
         self.counters.num_spills += self._tiers.put(snapshot)
 
-    def snapshot(self, seq_id: int, namespace: str, tokens: TokenIds) -> KVSnapshot:
+    def snapshot(
+        self, seq_id: int, namespace: str, tokens: TokenIds, logits: Logits | None
+    ) -> KVSnapshot:
         """A sequence that holds exactly `tokens`, as it is now."""
         facts = self._engine.facts
         return KVSnapshot(
@@ -187,6 +207,7 @@ class PrefixCache:
             namespace=namespace,
             tokens=tuple(map(int, tokens)),
             state=self._engine.save(seq_id),
+            logits=None if logits is None else logits.astype("<f4").tobytes(),
             model_name=facts.name,
         )
 
@@ -310,7 +331,9 @@ class PrefixCache:
         self._engine.clear(seq_id)
         heapq.heappush(self._free, seq_id)
 
-    def keep(self, seq_id: int, tokens: TokenIds, pin: str | None) -> None:
+    def keep(
+        self, seq_id: int, tokens: TokenIds, pin: str | None, logits: Logits | None = None
+    ) -> None:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
         if pin is not None and pin in self.pins:
             pin = None
@@ -319,27 +342,35 @@ class PrefixCache:
             return
         namespace = self._running.pop(seq_id)
         self._running_index.remove(seq_id)
-        self._add_resident(seq_id, namespace, tokens)
+        self._add_resident(seq_id, namespace, tokens, logits)
         if pin is not None:
             self._residents[seq_id].pins.add(pin)
-        if self._tiers.writes_through and self._is_worth_saving(seq_id):
-            self.write(seq_id, namespace, tokens)
-
-    def write(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
-        """Have a sequence that holds exactly `tokens` written to disk, unless it is there."""
-        if not self._tiers.holds(Tier.DISK, namespace, tokens):
-            self._tiers.write(self.snapshot(seq_id, namespace, tokens))
+        if self._tiers.writes_through:
+            self._write(seq_id)
 
     def flush(self) -> None:
         """Have every resident worth saving written to disk: the engine closes."""
-        for seq_id, resident in self._residents.items():
-            if self._is_worth_saving(seq_id):
-                tokens = self._resident_index.tokens_of(seq_id)
-                self.write(seq_id, resident.namespace, tokens)
+        for seq_id in self._residents:
+            self._write(seq_id)
 
-    def _add_resident(self, seq_id: int, namespace: str, tokens: TokenIds) -> None:
+    def _write(self, seq_id: int) -> None:
+        resident, tokens = self._residents[seq_id], self._resident_index.tokens_of(seq_id)
+        if not self._is_worth_saving(seq_id):
+            return
+        if self._tiers.holds(Tier.DISK, resident.namespace, tokens):
+            return
+        try:
+            snapshot = self.snapshot(seq_id, resident.namespace, tokens, resident.logits)
+        except (MemoryError, SequenceError) as error:
+            _log.warning("A prefix of %d tokens was not written: %s", len(tokens), error)
+            return
+        self._tiers.write(snapshot)
+
+    def _add_resident(
+        self, seq_id: int, namespace: str, tokens: TokenIds, logits: Logits | None
+    ) -> None:
         self._resident_index.insert(namespace, tokens, seq_id)
-        self._residents[seq_id] = _Resident(namespace, last_used=next(self._clock))
+        self._residents[seq_id] = _Resident(namespace, last_used=next(self._clock), logits=logits)
 
     def _is_redundant(self, namespace: str, tokens: TokenIds) -> bool:
         found = (
@@ -361,7 +392,7 @@ class PrefixCache:
             return
         self._fork(seq_id, target, len(tokens))
         self.counters.num_forks += 1
-        self._add_resident(target, namespace, tokens)
+        self._add_resident(target, namespace, tokens, None)
 
     # -- the store -------------------------------------------------------------------------------
 
@@ -387,11 +418,19 @@ class PrefixCache:
             heapq.heappush(self._free, seq_id)
             raise
         self._ledger.append(seq_id, snapshot.num_tokens)
-        self._add_resident(seq_id, snapshot.namespace, snapshot.tokens)
+        logits = self._usable_logits(snapshot)
+        self._add_resident(seq_id, snapshot.namespace, snapshot.tokens, logits)
         self.counters.num_restores += 1
         self.counters.restored_bytes += snapshot.num_bytes
         self.counters.restore_seconds += time.perf_counter() - started
         return True
+
+    def _usable_logits(self, snapshot: KVSnapshot) -> Logits | None:
+        """A snapshot's logits, unless they are none of this model: anyone can write a file."""
+        if snapshot.num_logits != self._engine.facts.n_vocab:
+            return None
+        logits = np.frombuffer(snapshot.logits or b"", dtype="<f4").astype(np.float32)
+        return logits if np.isfinite(logits).all() else None
 
     # -- pins and numbers ------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from langchain_swarmkv.scheduling.channel import Channel
 from langchain_swarmkv.scheduling.text_stream import TextStream
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import StoredPrefix
-from langchain_swarmkv.snapshots.tiers import Fetch
+from langchain_swarmkv.snapshots.tiers import Fetch, Writing
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 
 __all__ = [
@@ -147,6 +147,10 @@ class Request:
         self.wants_snapshot = wants_snapshot
         self.snapshot: KVSnapshot | None = None
         """What it wrote, taken when it ended."""
+        self.reason: FinishReason = "stop"
+        """Why its answer is complete, once it is."""
+        self.writing: Writing | None = None
+        """Its way to the disk, which it waits for at the end."""
         self.restored_from: PrefixSource | None = None
         """Where its prefix came back from, perhaps some steps before it is admitted."""
         self.fetch: Fetch | None = None
@@ -169,6 +173,11 @@ class Request:
         self._text = TextStream(params.stop)
         self._pending_tokens: list[int] = []
         self._pending_logprobs: list[TokenLogprob] = []
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether it asks for the logits after its prompt, so that not all may be cached."""
+        return self.params.max_tokens > 0 or self.persist or self.wants_snapshot
 
     @property
     def max_total_tokens(self) -> int:

@@ -23,9 +23,10 @@ from langchain_swarmkv.errors import (
     EngineClosedError,
     NoRoomError,
     RequestCancelledError,
+    SnapshotError,
     SwarmKVError,
 )
-from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
+from langchain_swarmkv.scheduling.prefix_cache import Logits, PrefixCache, PrefixMatch
 from langchain_swarmkv.scheduling.request import (
     FinishReason,
     Request,
@@ -38,9 +39,11 @@ from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 
 __all__ = ["Scheduler", "closed_by"]
 
+LogitsOf = Callable[[], Logits | None]
+"""Logits that are copied only for those who want them."""
+
 MIN_SHARED_TOKENS = 16
 """A shorter common prefix is neither waited for nor restored: computing it is as quick."""
-
 
 _MIN_MEASURED_TOKENS = 256
 """Prefill rates of fewer tokens say nothing."""
@@ -108,6 +111,8 @@ class Scheduler:
         self.cache = PrefixCache(engine, tiers)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._saving: list[Request] = []
+        """Their answers are complete, and are on their way to the disk."""
         self._counters = _Counters()
 
     @property
@@ -118,14 +123,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._saving)
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether all there is to do is to wait until snapshots are read."""
-        if self._running or not self._waiting:
+        """Whether all there is to do is to wait until snapshots are read or written."""
+        if self._running:
             return False
-        return all(r.fetch is not None and not r.fetch.done() for r in self._waiting)
+        reading = [request.fetch for request in self._waiting]
+        writing = [request.writing for request in self._saving]
+        return all(job is not None and not job.done() for job in [*reading, *writing])
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -161,9 +168,11 @@ class Scheduler:
                 self._commit(part)
 
     def reap(self) -> None:
-        """End the requests that were cancelled or have run out of time."""
+        """End the requests that were written, were cancelled or have run out of time."""
         now = self.now
-        for request in [*self._running, *self._waiting]:
+        for request in [*self._saving]:
+            self._end_saved(request)
+        for request in [*self._running, *self._waiting, *self._saving]:
             if request.cancelled:
                 message = f"{request.name!r} was cancelled."
                 self._abandon(request, RequestCancelledError(message))
@@ -197,11 +206,8 @@ class Scheduler:
 
     def _try_admit(self, request: Request) -> bool:
         request.waits_for = None
-        # At least the last prompt token is computed, for its logits; a prefill-only request needs
-        # none.
-        generates = request.params.max_tokens > 0
-        reusable = request.token_ids[:-1] if generates else request.token_ids
         cache, namespace = self.cache, request.namespace
+        reusable = self._reusable(request)
         match = cache.computed_match(namespace, reusable)
         worth_tokens = (match.num_tokens if match else 0) + MIN_SHARED_TOKENS
         planned = cache.planned_match(namespace, reusable)
@@ -209,25 +215,27 @@ class Scheduler:
             self._wait_for(request, planned)
             return False
         reserved_cells = sum(running.reserved_cells for running in self._running)
-        if not self._restore(request, reusable, match, reserved_cells):
+        if not self._restore(request, match, reserved_cells):
             return False
         # Anew, since what was matched may have made way for a snapshot.
-        match = cache.computed_match(namespace, reusable)
+        match = cache.computed_match(namespace, self._reusable(request))
+        logits = cache.last_logits(namespace, request.token_ids)
         opened = cache.open(
             namespace, request.token_ids, match, reserved_cells + request.max_total_tokens
         )
         if opened is None:
             return False
-        self._start(request, *opened)
+        self._start(request, *opened, logits)
         return True
 
-    def _restore(
-        self,
-        request: Request,
-        reusable: TokenIds,
-        match: PrefixMatch | None,
-        reserved_cells: int,
-    ) -> bool:
+    def _reusable(self, request: Request) -> TokenIds:
+        """The tokens that need not be computed: not the last one, if its logits are not known."""
+        tokens = request.token_ids
+        if request.needs_logits and self.cache.last_logits(request.namespace, tokens) is None:
+            return tokens[:-1]
+        return tokens
+
+    def _restore(self, request: Request, match: PrefixMatch | None, reserved_cells: int) -> bool:
         """Bring back a snapshot that shares more than `match`, if that is quicker than computing.
 
         False: it is being read, and the request waits for that.
@@ -235,19 +243,29 @@ class Scheduler:
         num_matched = match.num_tokens if match else 0
         stored, source = request.take_fetched(), PrefixSource.DISK
         if stored is None:
-            found = self._tiers.find(request.namespace, reusable, num_matched + MIN_SHARED_TOKENS)
+            found = self._find(request, num_matched + MIN_SHARED_TOKENS)
             if found is None or not self._is_quicker(found, found.found.num_tokens - num_matched):
                 return True
+            shared = request.token_ids[: found.found.num_tokens]
             if found.tier is Tier.DISK:
                 if request.has_fetched:
                     return True  # it was read before, and could not be used
-                request.fetch = self._tiers.fetch(found, request.namespace, reusable)
+                request.fetch = self._tiers.fetch(found, request.namespace, shared)
                 return False
-            stored = self._tiers.get(request.namespace, reusable, found.found.num_tokens)
+            stored = self._tiers.get(request.namespace, shared, len(shared))
             source = PrefixSource.MEMORY
         if stored is not None and self.cache.restore(stored.snapshot, reserved_cells):
             request.restored_from = source
         return True
+
+    def _find(self, request: Request, min_tokens: int) -> TierMatch | None:
+        namespace, tokens = request.namespace, request.token_ids
+        match = self._tiers.find(namespace, tokens, min_tokens)
+        if match is None or not request.needs_logits or match.found.num_tokens < len(tokens):
+            return match
+        if match.found.has_logits and match.found.snapshot_tokens == len(tokens):
+            return match
+        return self._tiers.find(namespace, tokens[:-1], min_tokens)
 
     def _is_quicker(self, match: TierMatch, num_tokens: int) -> bool:
         """Whether to restore rather than to compute, by the rates so far; unmeasured: yes."""
@@ -265,7 +283,7 @@ class Scheduler:
         leader.branch_points.add(planned.num_tokens)
         request.waits_for = leader, planned.num_tokens
 
-    def _start(self, request: Request, seq_id: int, shared: int) -> None:
+    def _start(self, request: Request, seq_id: int, shared: int, logits: Logits | None) -> None:
         self._waiting.remove(request)
         self._running.append(request)
         request.status = RequestStatus.PREFILL
@@ -283,7 +301,7 @@ class Scheduler:
             request.sampler = self._engine.create_sampler(request.params, request.tokens)
             request.seed = request.sampler.seed
         if not request.remaining_prompt:
-            self._finish(request, "length")
+            self._begin_answer(request, lambda: logits)
 
     def _tidy(self) -> None:
         """Take out of the way what is idle, so that what runs attends over as little as can be."""
@@ -325,7 +343,7 @@ class Scheduler:
     def _add_chunk(self, plan: _Plan, request: Request, budget: int) -> int:
         start = request.num_written
         end = min(start + budget, request.next_stop())
-        is_last = end == request.num_prompt_tokens and request.params.max_tokens > 0
+        is_last = end == request.num_prompt_tokens
         plan.add(request, request.tokens[start:end], want_logits=is_last)
         return end - start
 
@@ -374,51 +392,62 @@ class Scheduler:
                     self._abandon(request, error)
 
     def _commit(self, part: _Part) -> None:
-        request = part.request
+        request, row = part.request, part.row
         if request.status is RequestStatus.FINISHED:
             return
         if request.status is RequestStatus.PREFILL:
-            self._commit_prefill(request)
-        if part.row is not None:
-            try:
-                self._sample(request, part.row)
-            except SwarmKVError as error:
-                self._abandon(request, error)
+            self._keep_branch_point(request)
+        if row is None:
+            return
+        try:
+            if request.status is RequestStatus.PREFILL:
+                self._begin_answer(request, lambda: self._engine.logits(row))
+            else:
+                assert request.sampler is not None
+                self._accept(request, request.sampler.sample(row), lambda: self._engine.logits(row))
+        except SwarmKVError as error:
+            self._abandon(request, error)
 
-    def _commit_prefill(self, request: Request) -> None:
+    def _keep_branch_point(self, request: Request) -> None:
         if request.num_written in request.branch_points:
             request.branch_points.discard(request.num_written)
             if not self._engine.limits.can_cut:
                 computed = request.tokens[: request.num_written]
                 self.cache.keep_branch_point(request.seq_id, computed)
-        if not request.remaining_prompt:
-            request.prefilled_at = self.now
-            request.status = RequestStatus.DECODE
-            if not request.params.max_tokens:
-                self._finish(request, "length")
 
-    def _sample(self, request: Request, row: int) -> None:
-        assert request.sampler is not None
-        token_id = request.sampler.sample(row)
+    def _begin_answer(self, request: Request, logits: LogitsOf) -> None:
+        """Go on from a prompt that is all in the cache."""
+        request.prefilled_at = self.now
+        request.status = RequestStatus.DECODE
+        if request.sampler is None:
+            self._finish(request, "length", logits)
+            return
+        known = logits()
+        assert known is not None  # _reusable saw to that
+        self._accept(request, request.sampler.sample_from(known), logits)
+
+    def _accept(self, request: Request, token_id: int, logits: LogitsOf) -> None:
+        """Take a token into the answer."""
         if request.first_token_at is None:
             request.first_token_at = self.now
         tokenizer = self._engine.tokenizer
         if tokenizer.is_end(token_id) and not request.params.ignore_eos:
-            self._finish(request, "stop")
+            self._finish(request, "stop", logits)
             return
-        request.accept(
-            token_id, tokenizer.token_bytes(token_id), self._logprob(request, row, token_id)
-        )
+        data = tokenizer.token_bytes(token_id)
+        request.accept(token_id, data, self._logprob(request, token_id, logits))
         if request.finish_reason is not None:
-            self._finish(request, request.finish_reason)
+            self._finish(request, request.finish_reason, logits)
 
-    def _logprob(self, request: Request, row: int, token_id: int) -> TokenLogprob | None:
-        num_top = request.params.logprobs
-        if num_top is None:
+    def _logprob(self, request: Request, token_id: int, logits: LogitsOf) -> TokenLogprob | None:
+        num_top, known = request.params.logprobs, None
+        if num_top is not None:
+            known = logits()
+        if num_top is None or known is None:
             return None
-        logits = self._engine.logits(row).astype(np.float64)
-        top = logits.max()
-        logprobs = logits - (top + np.log(np.exp(logits - top).sum()))
+        values = known.astype(np.float64)
+        top = values.max()
+        logprobs = values - (top + np.log(np.exp(values - top).sum()))
         best = np.argsort(-logprobs, kind="stable")[:num_top]
         return TokenLogprob(
             token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in best)
@@ -426,19 +455,54 @@ class Scheduler:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        if request.persist:
-            self.cache.write(request.seq_id, request.namespace, request.written_tokens)
-        if request.wants_snapshot:
-            request.snapshot = self.cache.snapshot(
-                request.seq_id, request.namespace, request.written_tokens
-            )
+    def _finish(self, request: Request, reason: FinishReason, logits: LogitsOf) -> None:
+        """End a request whose answer is complete; `logits` are those after its last written token.
+
+        Raises:
+            SnapshotError: a snapshot was asked for and cannot be taken.
+        """
+        last = None
+        if request.sampler is None or request.persist or request.wants_snapshot:
+            last = logits()
+        if request.persist or request.wants_snapshot:
+            self._save(request, last)
         keep = request.keep_prefix or request.pin is not None or self._is_awaited(request)
-        self._vacate(request, keep=keep, pin=request.pin)
+        # Only a prefill can be followed by a prompt of the same tokens.
+        self._vacate(request, keep=keep, pin=request.pin, logits=None if request.sampler else last)
+        request.reason = reason
+        self._saving.append(request)
+        self._end_saved(request)
+
+    def _save(self, request: Request, logits: Logits | None) -> None:
+        """Take the snapshot that a request asked for, and have it written if it asked for that."""
+        tokens, namespace = request.written_tokens, request.namespace
+        if not request.wants_snapshot and self._tiers.is_on_disk(namespace, tokens):
+            return
+        try:
+            snapshot = self.cache.snapshot(request.seq_id, namespace, tokens, logits)
+        except MemoryError as error:
+            raise SnapshotError(
+                f"The host has no memory for a snapshot of {len(tokens)} tokens."
+            ) from error
+        if request.wants_snapshot:
+            request.snapshot = snapshot
+        if request.persist:
+            request.writing = self._tiers.write(snapshot, must=True)
+
+    def _end_saved(self, request: Request) -> None:
+        """End a complete request once it need not wait for the disk any more."""
+        error = None
+        if request.writing is not None:
+            if not request.writing.done():
+                return
+            error = request.writing.exception()
+        self._saving.remove(request)
+        if error is not None:
+            self._counters.num_failed += 1
+            request.fail(error, self.now)
+            return
         self._counters.num_finished += 1
-        if request.prefilled_at is None:
-            request.prefilled_at = self.now
-        request.finish(reason, self.now)
+        request.finish(request.reason, self.now)
 
     def _abandon(self, request: Request, error: BaseException) -> None:
         """End a request with an error, wherever it is.
@@ -449,7 +513,7 @@ class Scheduler:
             keep = self._is_awaited(request) and not isinstance(error, DecodeError)
             self._vacate(request, keep=keep, pin=None)
         else:
-            self._waiting.remove(request)
+            self._leave(request)
         if isinstance(error, RequestCancelledError):
             self._counters.num_cancelled += 1
         else:
@@ -461,22 +525,23 @@ class Scheduler:
             other.waits_for is not None and other.waits_for[0] is request for other in self._waiting
         )
 
-    def _vacate(self, request: Request, *, keep: bool, pin: str | None) -> None:
+    def _vacate(
+        self, request: Request, *, keep: bool, pin: str | None, logits: Logits | None = None
+    ) -> None:
         """Take a running request's sequence, and leave what it wrote as a prefix if `keep`.
 
         It leaves the lists last: if the cache fails, whoever closes the engine still finds it.
         """
         if keep:
-            self.cache.keep(request.seq_id, request.written_tokens, pin)
+            self.cache.keep(request.seq_id, request.written_tokens, pin, logits)
         else:
             self.cache.close(request.seq_id)
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        if request in self._running:
-            self._running.remove(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        for place in (self._running, self._waiting, self._saving):
+            if request in place:
+                place.remove(request)
         if request.sampler is not None:
             request.sampler.close()
             request.sampler = None
@@ -484,7 +549,7 @@ class Scheduler:
     def abandon_all(self, cause: BaseException | None) -> None:
         """Fail every request because the engine closes."""
         with self.lock:
-            for request in [*self._running, *self._waiting]:
+            for request in [*self._running, *self._waiting, *self._saving]:
                 error = EngineClosedError(
                     f"The engine was closed while {request.name!r} ran{closed_by(cause)}"
                 )

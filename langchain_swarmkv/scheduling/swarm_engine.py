@@ -150,8 +150,8 @@ class SwarmEngine:
                 branch, whose cells are free when it ends.
             pin: keep the tokens resident, never evicted, until `release(pin)`. Repeating a pin
                 changes nothing.
-            persist: write prompt and answer to the disk when the request ends, whatever the policy;
-                `flush` waits for it.
+            persist: write prompt and answer to the disk, whatever the policy. The request ends
+                once they are there, and fails with SnapshotStorageError if they cannot be written.
             timeout_seconds: the request fails if it takes longer, waiting included.
 
         Raises:
@@ -452,7 +452,11 @@ class _EngineLoop:
         call.wait()
 
     def flush(self) -> None:
-        self._tiers.flush()
+        try:
+            self._tiers.flush()
+        except RuntimeError:  # its threads have ended
+            self.check_usable()
+            raise
 
     def insert(self, snapshot: KVSnapshot) -> bool:
         return self._tiers.memory.put(snapshot)

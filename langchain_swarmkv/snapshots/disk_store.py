@@ -100,6 +100,7 @@ class DiskSnapshotStore(SnapshotStore):
         self._compression = _checked_compression(compression)
         self.cipher = None if key is None else SnapshotCipher(key)
         self._lock = threading.RLock()
+        self._committing = threading.Lock()  # the folder's lock tells processes apart, not threads
         self._closed = False
         # Invariant under the lock: the index holds the keys of the files that can be used.
         self._files: dict[str, StoredFile] = {}
@@ -169,7 +170,13 @@ class DiskSnapshotStore(SnapshotStore):
             key = min(match.holders, key=lambda key: self._files[key].num_bytes)
             head = self._files[key].head
             assert head is not None  # it is in the index
-            return FoundPrefix(key, match.num_tokens, head.num_tokens, self._files[key].num_bytes)
+            return FoundPrefix(
+                key,
+                match.num_tokens,
+                head.num_tokens,
+                self._files[key].num_bytes,
+                head.metadata.logits_bytes > 0,
+            )
 
     def get(
         self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
@@ -249,20 +256,28 @@ class DiskSnapshotStore(SnapshotStore):
             )
 
     def _commit(self, snapshot: KVSnapshot, temporary: Path) -> bool:
-        with self._lock, self._locked_folder():
-            self._check_open()
-            self._look(again=True)
-            num_bytes = temporary.stat().st_size
-            if not self._may_take(snapshot, num_bytes):
-                return False
-            key = snapshot.key
-            self._evict_until(self.max_bytes - num_bytes, spare=key)
+        # `_lock` comes last, for look-ups wait for it: another process may hold the folder's long.
+        with self._committing, self._locked_folder():
+            with self._lock:
+                if not self._replace(snapshot, temporary):
+                    return False
             with _as_storage_error(self.path, "written to"):
-                os.utime(temporary, ns=(self._next_use_ns(),) * 2)
-                os.replace(temporary, self.path / f"{key}.swarmkv")
                 self._sync_folder()
-            self._look(again=True)
             return True
+
+    def _replace(self, snapshot: KVSnapshot, temporary: Path) -> bool:
+        self._check_open()
+        self._look(again=True)
+        num_bytes = temporary.stat().st_size
+        if not self._may_take(snapshot, num_bytes):
+            return False
+        key = snapshot.key
+        self._evict_until(self.max_bytes - num_bytes, spare=key)
+        with _as_storage_error(self.path, "written to"):
+            os.utime(temporary, ns=(self._next_use_ns(),) * 2)
+            os.replace(temporary, self.path / f"{key}.swarmkv")
+        self._look(again=True)
+        return True
 
     @contextmanager
     def _locked_folder(self) -> Iterator[None]:

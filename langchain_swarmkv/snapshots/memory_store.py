@@ -97,7 +97,13 @@ class MemorySnapshotStore(SnapshotStore):
             return None
         key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)
         snapshot = self._entries[key].snapshot
-        return FoundPrefix(key, match.num_tokens, snapshot.num_tokens, snapshot.num_bytes)
+        return FoundPrefix(
+            key,
+            match.num_tokens,
+            snapshot.num_tokens,
+            snapshot.num_bytes,
+            snapshot.num_logits > 0,
+        )
 
     def snapshots(self) -> list[KVSnapshot]:
         """All that are held, least recently used first."""

@@ -21,6 +21,7 @@ from langchain_swarmkv.snapshots.prefix_index import TokenIds
 __all__ = ["KVSnapshot", "prefix_namespace", "snapshot_key"]
 
 _BYTES_PER_TOKEN = 4
+_BYTES_PER_LOGIT = 4
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class KVSnapshot:
                     f"a snapshot's {name} must be a {kind.__name__} that is not empty, is {seen}",
                     field=name,
                 )
+        if len(self.logits or b"") % _BYTES_PER_LOGIT:
+            raise SnapshotError("a snapshot's logits must be float32s", field="logits")
         _check_token_ids(self.tokens)
 
     @property
@@ -73,8 +76,13 @@ class KVSnapshot:
         return len(self.tokens)
 
     @property
+    def num_logits(self) -> int:
+        """Tokens of the vocabulary that `logits` speak of; 0: there are none."""
+        return len(self.logits or b"") // _BYTES_PER_LOGIT
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes of the state and of the token ids, as a store counts them."""
+        """Bytes of all that it holds, as a store counts them."""
         payload_bytes = len(self.state) + len(self.logits or b"") + len(self.extra)
         return payload_bytes + _BYTES_PER_TOKEN * self.num_tokens
 

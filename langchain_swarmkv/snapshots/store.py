@@ -35,6 +35,8 @@ class FoundPrefix:
     snapshot_tokens: int
     """Tokens of the whole snapshot: the cells that a restore takes at first."""
     num_bytes: int
+    has_logits: bool = False
+    """Whether the snapshot has the logits after its last token."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,13 @@ class SnapshotStore(ABC):
         if stored is None:
             return None
         snapshot = stored.snapshot
-        return FoundPrefix(snapshot.key, stored.num_tokens, snapshot.num_tokens, snapshot.num_bytes)
+        return FoundPrefix(
+            snapshot.key,
+            stored.num_tokens,
+            snapshot.num_tokens,
+            snapshot.num_bytes,
+            snapshot.num_logits > 0,
+        )
 
     @abstractmethod
     def remove(self, key: str) -> bool:

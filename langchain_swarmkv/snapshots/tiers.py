@@ -6,7 +6,8 @@
 
 The engine's thread calls these and never waits for a disk. What cannot be read or written is told
 in the log and counted: a snapshot is a copy of what can be computed again, so no request fails for
-it.
+it, but those that asked to be written. Stores may be the caller's own, so whatever they raise is
+caught.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from langchain_swarmkv.config import SnapshotPolicy
-from langchain_swarmkv.errors import SnapshotError
+from langchain_swarmkv.errors import SnapshotStorageError
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
 
-__all__ = ["Fetch", "SnapshotTiers", "Tier", "TierCounters", "TierMatch"]
+__all__ = ["Fetch", "SnapshotTiers", "Tier", "TierCounters", "TierMatch", "Writing"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ _MAX_QUEUED_BYTES = 2 << 30
 
 Fetch = Future[StoredPrefix | None]
 """What was read from disk; None: it is gone, or cannot be used."""
+
+Writing = Future[None]
+"""Done when a snapshot is on disk, or with the error that kept it from there."""
 
 
 class Tier(str, Enum):
@@ -96,6 +100,7 @@ class SnapshotTiers:
         self._lock = threading.Lock()
         # Under the lock: the snapshots that wait to be written, by key, and their bytes.
         self._queued: PrefixIndex[str] = PrefixIndex()
+        self._writings: dict[str, Writing] = {}
         self._queued_bytes = 0
         if self._policy is SnapshotPolicy.WRITE_BACK:
             memory.on_evict = self.write
@@ -131,6 +136,10 @@ class SnapshotTiers:
                 return True
         return self._find_in(tier, namespace, tokens, len(tokens)) is not None
 
+    def is_on_disk(self, namespace: str, tokens: TokenIds) -> bool:
+        """Whether a snapshot of all these tokens, or of more, lies there by now."""
+        return self._find_in(Tier.DISK, namespace, tokens, len(tokens)) is not None
+
     def _find_in(
         self, tier: Tier, namespace: str, tokens: TokenIds, min_tokens: int
     ) -> FoundPrefix | None:
@@ -139,8 +148,8 @@ class SnapshotTiers:
             return None
         try:
             return store.find(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
-        except SnapshotError as error:
-            self._note_failure("looked through", error)
+        except Exception as error:
+            self._note_failure("looked for", error)
             return None
 
     # -- reading ---------------------------------------------------------------------------------
@@ -162,15 +171,15 @@ class SnapshotTiers:
         started = time.perf_counter()
         try:
             stored = self.disk.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
-        except SnapshotError as error:
+            if stored is None:
+                return None
+            self.memory.put(stored.snapshot)
+        except Exception as error:
             self._note_failure("read", error)
-            return None
-        if stored is None:
             return None
         self.counters.num_disk_reads += 1
         self.counters.disk_read_bytes += stored.snapshot.num_bytes
         self.counters.disk_read_seconds += time.perf_counter() - started
-        self.memory.put(stored.snapshot)
         return stored
 
     # -- writing ---------------------------------------------------------------------------------
@@ -182,7 +191,7 @@ class SnapshotTiers:
             return kept
         if self.holds(Tier.DISK, snapshot.namespace, snapshot.tokens):
             return True
-        return self.write(snapshot) or kept
+        return self.write(snapshot) is not None or kept
 
     def has_room(self, num_bytes: float) -> bool:
         """Whether so much could be put and nothing else be lost for it."""
@@ -198,34 +207,56 @@ class SnapshotTiers:
         """Drop what turned out not to load, from both tiers."""
         self.memory.remove(key)
         if self.disk is not None:
-            self.disk.remove(key)
+            try:
+                self.disk.remove(key)
+            except Exception as error:
+                self._note_failure("removed", error)
 
-    def write(self, snapshot: KVSnapshot) -> bool:
-        """Queue a snapshot for the disk, whatever the policy. False: there is no room to."""
+    def write(self, snapshot: KVSnapshot, *, must: bool = False) -> Writing | None:
+        """Queue a snapshot for the disk, whatever the policy.
+
+        Args:
+            snapshot: what to write.
+            must: somebody waits for it, so it is queued however long the queue is.
+
+        Returns:
+            None: there is no disk, or no room in the queue.
+        """
         key, num_bytes = snapshot.key, snapshot.num_bytes
+        if self.disk is None:
+            return None
         with self._lock:
-            if self.disk is None:
-                return False
-            if key in self._queued:
-                return True
-            if self._queued_bytes and self._queued_bytes + num_bytes > _MAX_QUEUED_BYTES:
-                self.counters.num_disk_failures += 1
-                _log.warning("The disk is slower than the engine: a snapshot was not written.")
-                return False
-            self._queued.insert(snapshot.namespace, snapshot.tokens, key)
-            self._queued_bytes += num_bytes
-        self._writer.submit(self._write, snapshot)
-        return True
+            if key in self._writings:
+                return self._writings[key]
+            queued_bytes = self._queued_bytes + num_bytes
+            is_full = queued_bytes > num_bytes and queued_bytes > _MAX_QUEUED_BYTES
+            if not is_full or must:
+                self._queued.insert(snapshot.namespace, snapshot.tokens, key)
+                self._queued_bytes = queued_bytes
+                writing = self._writings[key] = self._writer.submit(self._write, snapshot)
+                writing.add_done_callback(lambda _: self._wake())
+                return writing
+        self._note_failure("written", "the disk is slower than the engine")
+        return None
 
     def _write(self, snapshot: KVSnapshot) -> None:
         assert self.disk is not None
         try:
-            self.counters.num_disk_writes += self.disk.put(snapshot)
-        except SnapshotError as error:
+            if not self.disk.put(snapshot):
+                raise SnapshotStorageError(
+                    f"A snapshot of {snapshot.num_bytes} bytes has no room in a store of "
+                    f"{self.disk.max_bytes} bytes; raise its max_bytes.",
+                    num_bytes=snapshot.num_bytes,
+                    max_bytes=self.disk.max_bytes,
+                )
+            self.counters.num_disk_writes += 1
+        except Exception as error:
             self._note_failure("written", error)
+            raise
         finally:
             with self._lock:
                 self._queued.remove(snapshot.key)
+                del self._writings[snapshot.key]
                 self._queued_bytes -= snapshot.num_bytes
 
     def flush(self) -> None:
@@ -245,8 +276,12 @@ class SnapshotTiers:
         self._writer.shutdown()
         self.memory.close()
         if self.disk is not None:
-            self.disk.close()
+            try:
+                self.disk.close()
+            except Exception as error:
+                self._note_failure("closed", error)
 
-    def _note_failure(self, verb: str, error: SnapshotError) -> None:
-        self.counters.num_disk_failures += 1
+    def _note_failure(self, verb: str, error: Exception | str) -> None:
+        with self._lock:
+            self.counters.num_disk_failures += 1
         _log.warning("A snapshot could not be %s: %s", verb, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, StoredPrefix
 from langchain_swarmkv.statistics import PrefixSource
@@ -85,7 +87,8 @@ def test_write_through_survives_a_process_that_is_killed(tmp_path: Path) -> None
 def test_write_back_writes_when_memory_has_no_room_and_at_the_end(tmp_path: Path) -> None:
     """Nothing before; then what memory had to give up; at the end all the rest."""
     documents = [piece(f"{chr(65 + n)} document", 400) for n in range(4)]
-    size = 4 * 400 + 4 * 400 + 100  # FakeEngine's state, token ids, and some more
+    vocabulary = FakeEngine().facts.n_vocab
+    size = 4 * (400 + 400 + vocabulary) + 100  # state, token ids, logits, and some more
     engine = open_swarm(
         FakeEngine(num_cells=500),
         snapshot_memory_bytes=2 * size,
@@ -102,13 +105,12 @@ def test_write_back_writes_when_memory_has_no_room_and_at_the_end(tmp_path: Path
 
 
 def test_never_writes_only_what_is_asked_for(tmp_path: Path) -> None:
-    """`persist`, and it is there when `flush` returns."""
+    """`persist`, and it is there when the request ends."""
     with swarm(tmp_path, "never") as engine, DiskSnapshotStore(tmp_path) as store:
         engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
         engine.flush()
         assert len(store) == 0
         engine.submit(DOCUMENT, PREFILL, persist=True).result(WAIT_SECONDS)
-        engine.flush()
         assert len(store) == 1
     with swarm(tmp_path, "never") as engine:
         assert assert_answer(engine, [*DOCUMENT, 1]).num_cached_tokens == 400
@@ -298,6 +300,128 @@ def test_a_state_that_does_not_load_is_removed_and_computed(tmp_path: Path) -> N
         assert len(store) == 0
 
 
+# -- a prompt that is a snapshot, whole ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+@pytest.mark.parametrize(
+    "params", [SHORT, SamplingParams(max_tokens=8, temperature=1.0, seed=3, logprobs=2)]
+)
+def test_a_prompt_that_was_prefilled_whole_is_answered_without_prefill(
+    params: SamplingParams, can_cut: bool, tmp_path: Path
+) -> None:
+    """The logits after its last token come back with it, from the pool and from the disk."""
+    with swarm(tmp_path, can_cut=can_cut) as first:
+        first.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+        resident = first.submit(DOCUMENT, params, keep_prefix=False).result(WAIT_SECONDS)
+        assert first.statistics().num_prefill_tokens == 400
+    with swarm(tmp_path, can_cut=can_cut) as second:
+        from_disk = second.submit(DOCUMENT, params).result(WAIT_SECONDS)
+        assert second.statistics().num_prefill_tokens == 0
+        second.check()
+    with swarm(tmp_path / "empty", can_cut=can_cut) as third:
+        computed = third.submit(DOCUMENT, params).result(WAIT_SECONDS)
+    assert from_disk.statistics.num_computed_tokens == 0
+    assert from_disk.statistics.first_token_at is not None
+    assert answer_of(resident) == answer_of(from_disk) == answer_of(computed)
+    assert resident.logprobs == from_disk.logprobs == computed.logprobs
+
+
+@pytest.mark.parametrize("can_cut", [True, False])
+@pytest.mark.parametrize(
+    "kind", ["none", "of another vocabulary", "not numbers", "of a longer one"]
+)
+def test_logits_that_cannot_be_used_are_computed_again(
+    kind: str, can_cut: bool, tmp_path: Path
+) -> None:
+    """Whoever can write a file can write any logits, and those of other tokens do not serve."""
+    with swarm(tmp_path / "first") as engine:
+        tokens = [*DOCUMENT, 7] if kind == "of a longer one" else DOCUMENT
+        snapshot = engine.snapshot(tokens)
+    assert snapshot.logits is not None
+    logits = {
+        "none": None,
+        "of another vocabulary": snapshot.logits[4:],
+        "not numbers": b"\xff" * len(snapshot.logits),
+        "of a longer one": snapshot.logits,
+    }[kind]
+    with DiskSnapshotStore(tmp_path / "second") as store:
+        store.put(dataclasses.replace(snapshot, logits=logits))
+    with swarm(tmp_path / "second", can_cut=can_cut) as engine:
+        statistics = assert_answer(engine, DOCUMENT)
+        assert statistics.num_computed_tokens == (1 if can_cut else 400)
+        engine.check()
+
+
+# -- what asked to be written ----------------------------------------------------------------------
+
+
+class _Broken(MemorySnapshotStore):
+    """A store of the user's own that fails as the disk does, or as only programs do."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(1 << 20)
+        self.error = error
+
+    def put(self, snapshot: KVSnapshot) -> bool:
+        raise self.error
+
+    def find(self, *arguments: Any, **options: Any) -> FoundPrefix | None:
+        raise self.error
+
+    def close(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [SnapshotStorageError("full"), OSError("full"), KeyError("bug")])
+def test_persist_fails_its_request_alone(error: Exception) -> None:
+    """The answer is not said to be on disk; others go on, and the store's error is the cause."""
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=_Broken(error)) as engine:
+        lost = engine.submit(DOCUMENT, PREFILL, persist=True)
+        with pytest.raises(type(error)) as caught:
+            lost.result(WAIT_SECONDS)
+        assert caught.value is error
+        assert_answer(engine, [*DOCUMENT, 1])
+        statistics = engine.statistics()
+        assert (statistics.num_failed, statistics.num_disk_writes) == (1, 0)
+        assert statistics.num_disk_failures > 0
+        engine.check()
+
+
+def test_persist_in_a_store_that_is_too_small_is_an_error() -> None:
+    """A put that is refused is no success either."""
+    with (
+        open_swarm(FakeEngine(num_cells=1000), snapshot_store=MemorySnapshotStore(100)) as engine,
+        pytest.raises(SnapshotStorageError, match="max_bytes"),
+    ):
+        engine.submit(DOCUMENT, PREFILL, persist=True).result(WAIT_SECONDS)
+
+
+def test_a_request_that_waits_for_the_disk_can_be_cancelled_and_times_out(tmp_path: Path) -> None:
+    """A disk that hangs keeps nobody, neither those who asked nor the others."""
+    is_going_on = threading.Event()
+
+    class Hanging(DiskSnapshotStore):
+        def put(self, snapshot: KVSnapshot) -> bool:
+            assert is_going_on.wait(WAIT_SECONDS)
+            return super().put(snapshot)
+
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=Hanging(tmp_path)) as engine:
+        try:
+            late = engine.submit(DOCUMENT, PREFILL, persist=True, timeout_seconds=0.1)
+            with pytest.raises(RequestTimeoutError):
+                late.result(WAIT_SECONDS)
+            given_up = engine.submit(DOCUMENT, PREFILL, persist=True)
+            assert_answer(engine, [*DOCUMENT, 1])
+            given_up.cancel()
+            with pytest.raises(RequestCancelledError):
+                given_up.result(WAIT_SECONDS)
+        finally:
+            is_going_on.set()
+        engine.submit(DOCUMENT, PREFILL, persist=True).result(WAIT_SECONDS)
+        assert engine.statistics().num_disk_writes >= 1
+
+
 # -- by hand ---------------------------------------------------------------------------------------
 
 
@@ -307,7 +431,8 @@ def test_a_snapshot_moves_from_engine_to_engine() -> None:
         first.submit([*DOCUMENT, *piece("more", 50)], PREFILL).result(WAIT_SECONDS)
         snapshot = first.snapshot(DOCUMENT)
         assert snapshot.tokens == tuple(DOCUMENT)
-        assert first.statistics().num_prefill_tokens == 450
+        assert snapshot.num_logits == first.facts.n_vocab
+        assert first.statistics().num_prefill_tokens == 450 + 1  # again the last, for its logits
         second.insert(snapshot)
         statistics = assert_answer(second, [*DOCUMENT, 1])
         assert statistics.num_cached_tokens == 400
@@ -316,8 +441,6 @@ def test_a_snapshot_moves_from_engine_to_engine() -> None:
 
 def test_a_snapshot_of_something_else_is_refused_by_name() -> None:
     """A8: model and salt; and one that memory has no room for."""
-    import dataclasses
-
     with open_swarm(FakeEngine(num_cells=1000)) as engine:
         snapshot = engine.snapshot(DOCUMENT)
         identity = engine.facts.identity

@@ -158,13 +158,18 @@ def test_identical_prompts_compute_one_token_each(can_cut: bool) -> None:
     assert bench.statistics.num_resident_prefixes == 1
 
 
-def test_a_prompt_that_is_wholly_cached_has_fresh_logits() -> None:
-    """A3: the same answer every time, though another branch was decoded in between."""
+@pytest.mark.parametrize(("num_prefilled", "cached"), [(100, 100), (150, 99)])
+def test_a_prompt_that_is_wholly_cached_has_fresh_logits(num_prefilled: int, cached: int) -> None:
+    """A3: the same answer every time, though another branch was decoded in between.
+
+    A prefill keeps the logits after its last token; where a prompt ends elsewhere its last token is
+    computed again.
+    """
     bench = Bench()
-    bench.serve(DOCUMENT[:100], 0, pin="document")
+    bench.serve(DOCUMENT[:num_prefilled], 0, pin="document")
     for task in tasks(3):
         repeated = bench.serve(DOCUMENT[:100])
-        assert repeated.num_cached_tokens == 99
+        assert repeated.num_cached_tokens == cached
         assert_equals_alone(repeated, bench.serve([*DOCUMENT[:100], *task]))
 
 

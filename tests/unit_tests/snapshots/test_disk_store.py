@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, BinaryIO, ClassVar
@@ -255,19 +257,34 @@ def test_a_full_disk_leaves_the_old_state(
         assert store.put(B)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere, so nothing is refused")
-def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
+def test_a_folder_that_may_only_be_read() -> None:
     """Its snapshots are found; a put is a typed error."""
-    with DiskSnapshotStore(tmp_path, PLENTY) as store:
-        store.put(A)
-    tmp_path.chmod(0o500)
+    with _as_no_superuser():
+        folder = Path(tempfile.mkdtemp())
+        try:
+            with DiskSnapshotStore(folder, PLENTY) as store:
+                store.put(A)
+            folder.chmod(0o500)
+            with DiskSnapshotStore(folder, PLENTY) as store:
+                assert get(store, A) == StoredPrefix(A, A.num_tokens)
+                with pytest.raises(SnapshotStorageError):
+                    store.put(B)
+        finally:
+            folder.chmod(0o700)
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _as_no_superuser() -> Iterator[None]:
+    """Root may write anywhere, so that nothing would be refused."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
     try:
-        with DiskSnapshotStore(tmp_path, PLENTY) as store:
-            assert get(store, A) == StoredPrefix(A, A.num_tokens)
-            with pytest.raises(SnapshotStorageError):
-                store.put(B)
+        yield
     finally:
-        tmp_path.chmod(0o700)
+        if is_root:
+            os.seteuid(0)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -275,6 +292,7 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
 _PRELUDE = """
 import os, sys, random, time
 sys.path.insert(0, os.getcwd())
+from contextlib import contextmanager
 from pathlib import Path
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from tests.unit_tests.snapshots.store_contract import snapshot_of
