@@ -50,6 +50,7 @@ from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+from langchain_swarmkv.snapshots.wrapping import SnapshotCipher
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
 __all__ = ["ChatSwarmKV"]
@@ -392,14 +393,23 @@ class ChatSwarmKV(BaseChatModel):
         Args:
             messages: the conversation so far, answers included.
         """
-        engine = self._engine()
-        return self.prefill(messages, pin=False, persist=engine.has_disk)
+        return self.prefill(messages, pin=False, persist=self._engine().has_disk)
 
-    def save(self, ref: DocumentRef, path: Path | str) -> int:
+    async def ahandoff(self, messages: LanguageModelInput) -> DocumentRef:
+        """Like `handoff`."""
+        engine = await asyncio.to_thread(self._engine)
+        return await self.aprefill(messages, pin=False, persist=engine.has_disk)
+
+    def save(self, ref: DocumentRef, path: Path | str, *, key: bytes | None = None) -> int:
         """Write a prefilled document to a file of its own, with its text, for `load`.
 
         It is computed again first, as far as it is not in the cache. The file holds the document
-        in a recoverable form.
+        in a recoverable form, unless there is a key.
+
+        Args:
+            ref: from `prefill`, `handoff` or `load`.
+            path: replaced once the new file is whole.
+            key: 32 bytes; the file is then encrypted (needs the package cryptography).
 
         Returns:
             The bytes of the file.
@@ -416,20 +426,29 @@ class ChatSwarmKV(BaseChatModel):
         snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
         snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
-        return save_snapshot(Path(path).expanduser(), snapshot)
+        return save_snapshot(Path(path).expanduser(), snapshot, _cipher(key))
 
-    def load(self, path: Path | str) -> DocumentRef:
+    async def asave(self, ref: DocumentRef, path: Path | str, *, key: bytes | None = None) -> int:
+        """Like `save`, beside the event loop."""
+        return await asyncio.to_thread(self.save, ref, path, key=key)
+
+    def load(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
         """Make a document that `save` wrote one that is in the cache; no prefill.
 
         Raises:
+            SnapshotKeyError: the file is encrypted, and `key` is missing or another one.
             SnapshotFormatError: the file is no snapshot, or it is damaged.
             SnapshotMismatchError: it is of another model, of other settings or of another salt.
             SnapshotStorageError: the file cannot be read.
         """
-        snapshot = read_snapshot(Path(path).expanduser())
+        snapshot = read_snapshot(Path(path).expanduser(), _cipher(key))
         self._engine().insert(snapshot, cache_salt=self.cache_salt)
         text, instructions = _saved_text(snapshot)
         return self._remember(self._document(snapshot.tokens, text, instructions))
+
+    async def aload(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
+        """Like `load`, beside the event loop."""
+        return await asyncio.to_thread(self.load, path, key=key)
 
     def release(self, ref: DocumentRef) -> bool:
         """Let the document be evicted. False: it was not pinned, which is harmless."""
@@ -609,6 +628,10 @@ class _Document:
     ref: DocumentRef
     text: str
     ids: Sequence[int]
+
+
+def _cipher(key: bytes | None) -> SnapshotCipher | None:
+    return None if key is None else SnapshotCipher(key)
 
 
 def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:

@@ -288,7 +288,8 @@ class SwarmEngine:
         Raises:
             SnapshotMismatchError: it is of another model, of other settings or of another salt;
                 `field` says which.
-            SnapshotError: host memory has no room for it.
+            SnapshotError: host memory has no room for it, and there is no disk.
+            SnapshotStorageError: nor has the disk.
         """
         self._loop.check_usable()
         ours = self.facts.identity
@@ -459,7 +460,12 @@ class _EngineLoop:
             raise
 
     def insert(self, snapshot: KVSnapshot) -> bool:
-        return self._tiers.memory.put(snapshot)
+        if self._tiers.memory.put(snapshot):
+            return True
+        writing = self._tiers.write(snapshot, must=True)
+        if writing is not None:
+            writing.result()
+        return writing is not None
 
     def statistics(self) -> EngineStatistics:
         if self._last_statistics is not None:

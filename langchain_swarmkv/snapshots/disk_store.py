@@ -352,7 +352,12 @@ class DiskSnapshotStore(SnapshotStore):
 
     def _note(self, key: str, status: os.stat_result) -> None:
         known = self._files.get(key)
-        if known is not None and (known.inode, known.num_bytes) == (status.st_ino, status.st_size):
+        is_known = known is not None and (
+            (known.inode, known.num_bytes) == (status.st_ino, status.st_size)
+            # One that could not be used may have been written again, to the same place even.
+            and (known.head is not None or known.used_ns == status.st_mtime_ns)
+        )
+        if known is not None and is_known:
             self._files[key] = replace(known, used_ns=status.st_mtime_ns)
             return
         self._forget(key)

@@ -195,7 +195,7 @@ def write_temporary(
     return temporary
 
 
-def save_snapshot(path: Path, snapshot: KVSnapshot) -> int:
+def save_snapshot(path: Path, snapshot: KVSnapshot, cipher: SnapshotCipher | None = None) -> int:
     """Write a snapshot to a file of any name; what was there before stays until it is whole.
 
     Returns:
@@ -205,7 +205,7 @@ def save_snapshot(path: Path, snapshot: KVSnapshot) -> int:
         SnapshotStorageError: it cannot be written.
     """
     try:
-        temporary = write_temporary(path.parent, snapshot)
+        temporary = write_temporary(path.parent, snapshot, cipher=cipher)
         try:
             num_bytes = temporary.stat().st_size
             os.replace(temporary, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ from langchain_swarmkv import (
     DiskSnapshotStore,
     DocumentMissingError,
     DocumentNode,
+    SnapshotError,
     SnapshotFormatError,
+    SnapshotKeyError,
     SnapshotMismatchError,
     SnapshotStorageError,
     document_message,
@@ -126,6 +129,41 @@ def test_what_cannot_be_saved_or_loaded_says_why(
         pytest.raises(SnapshotMismatchError, match="weights"),
     ):
         other.load(path)
+
+
+async def test_async_hand_over_with_a_key(tiny_llama: Path, tmp_path: Path) -> None:
+    """The same beside an event loop; the file is encrypted, and a wrong key says so."""
+    path, key = tmp_path / "conversation.kv", secrets.token_bytes(32)
+    with open_llm(tiny_llama) as here:
+        conversation = [document_message(TEXT), QUESTION, ask(here)]
+        ref = await here.ahandoff(conversation)
+        await here.asave(ref, path, key=key)
+    assert TEXT[:20].encode() not in path.read_bytes()
+    with open_llm(tiny_llama) as there:
+        for wrong in (None, secrets.token_bytes(32)):
+            with pytest.raises(SnapshotKeyError):
+                await there.aload(path, key=wrong)
+        with pytest.raises(ConfigurationError, match="32 bytes"):
+            await there.aload(path, key=b"short")
+        assert await there.aload(path, key=key) == ref
+        assert num_computed(ask(there, *conversation)) < 60
+
+
+def test_a_document_that_memory_has_no_room_for_is_loaded_to_disk(
+    tiny_llama: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Or refused, where there is none."""
+    path = tmp_path / "document.kv"
+    with open_llm(tiny_llama) as here:
+        here.save(here.prefill([document_message(TEXT)]), path)
+    with (
+        open_llm(tiny_llama, snapshot_memory_bytes=1000) as there,
+        pytest.raises(SnapshotError, match="snapshot_memory_bytes"),
+    ):
+        there.load(path)
+    with open_llm(tiny_llama, folder, snapshot_memory_bytes=1000) as there:
+        there.load(path)
+        assert num_computed(ask(there)) < 60
 
 
 def test_handoff_lets_the_next_agent_start_warm(tiny_llama: Path, folder: Path) -> None:
