@@ -14,6 +14,7 @@ from langchain_swarmkv.config import (
     EngineConfig,
     FlashAttention,
     KVType,
+    LoraAdapter,
     SamplingParams,
     SnapshotPolicy,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "KVSnapshot",
     "KVType",
     "LockStatistics",
+    "LoraAdapter",
     "MemorySnapshotStore",
     "MissingReducerError",
     "ModelError",

@@ -31,6 +31,7 @@ from langchain_swarmkv.config import (
     EngineConfig,
     FlashAttention,
     KVType,
+    LoraAdapter,
     SamplingParams,
     SnapshotPolicy,
     SnapshotSettings,
@@ -94,6 +95,7 @@ class ChatSwarmKV(BaseChatModel):
 
     # The engine; `EngineConfig` documents and checks these.
     model_path: Path | None = None
+    adapters: tuple[LoraAdapter, ...] = ()
     n_ctx: int = 8192
     n_batch: int = 512
     n_ubatch: int | None = None
@@ -571,7 +573,9 @@ class ChatSwarmKV(BaseChatModel):
         salt = self.cache_salt.encode("utf-8", "surrogatepass")
         return {
             "model": config.model_dump(mode="json") if config else None,
-            "model_identity": _file_identity(config.model_path) if config else self._given_identity,
+            "model_identity": (
+                tuple(map(_file_identity, config.files)) if config else self._given_identity
+            ),
             # LangChain puts the stop of a call under "stop", where it would hide the field's.
             "default_stop": self.stop,
             **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
@@ -693,7 +697,7 @@ def _request_name(config: RunnableConfig | None) -> str:
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Size and time of change: a file that was replaced is another model."""
+    """Size and time of change: a file that was replaced is another model or adapter."""
     try:
         found = path.stat()
     except OSError:

@@ -17,6 +17,7 @@ __all__ = [
     "EngineConfig",
     "FlashAttention",
     "KVType",
+    "LoraAdapter",
     "SamplingParams",
     "SnapshotPolicy",
     "SnapshotSettings",
@@ -27,6 +28,7 @@ MAX_SEQUENCES = 256
 _INT32_MAX = (1 << 31) - 1  # llama.cpp's counters; ctypes would cut a larger number silently
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml.h
 _MAX_BIAS = 1e6
+_MAX_ADAPTER_SCALE = 1e6
 
 
 class FlashAttention(str, Enum):
@@ -84,6 +86,22 @@ class SnapshotSettings(BaseModel):
         return None if path is None else _absolute_path(path)
 
 
+class LoraAdapter(BaseModel):
+    """A fine-tuning of the model in a file of its own, and how much of it is added."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path
+    """The GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes it."""
+    scale: Annotated[float, Field(ge=-_MAX_ADAPTER_SCALE, le=_MAX_ADAPTER_SCALE)] = 1.0
+    """Factor of what the adapter adds; 0: nothing."""
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return _absolute_path(path)
+
+
 class EngineConfig(BaseModel):
     """What llama.cpp is asked for. Two equal configs share one engine in a process."""
 
@@ -91,6 +109,8 @@ class EngineConfig(BaseModel):
 
     model_path: Path
     """The GGUF file."""
+    adapters: tuple[LoraAdapter, ...] = ()
+    """LoRA adapters, added to the weights for all that this engine computes."""
     n_ctx: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 8192
     """Cells of the one KV pool that all sequences share, in tokens."""
     n_batch: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 512
@@ -134,6 +154,15 @@ class EngineConfig(BaseModel):
     def _absolute(cls, path: Path) -> Path:
         return _absolute_path(path)
 
+    @field_validator("adapters")
+    @classmethod
+    def _each_once(cls, adapters: tuple[LoraAdapter, ...]) -> tuple[LoraAdapter, ...]:
+        paths = [adapter.path for adapter in adapters]
+        for path in set(paths):
+            if paths.count(path) > 1:
+                raise ValueError(f"{path} is given more than once; give it one scale.")
+        return adapters
+
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
         if self.n_ubatch is not None and self.n_ubatch > self.n_batch:
@@ -167,6 +196,11 @@ class EngineConfig(BaseModel):
                 f"prefill_flash_attention needs a sequence of its own: lower max_sequences to "
                 f"{MAX_SEQUENCES - 1}."
             )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model's file, then those of the adapters: what is in them changes every answer."""
+        return self.model_path, *(adapter.path for adapter in self.adapters)
 
     @property
     def device_name(self) -> str:

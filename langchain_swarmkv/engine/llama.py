@@ -38,6 +38,7 @@ from langchain_swarmkv.errors import (
     SequenceError,
     UnsupportedModelError,
 )
+from langchain_swarmkv.native.adapter import load_adapter
 from langchain_swarmkv.native.context import ContextHandle, ContextSettings
 from langchain_swarmkv.native.library import library_version
 from langchain_swarmkv.native.model import ModelHandle
@@ -75,13 +76,12 @@ class LlamaEngine(Engine):
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
                 # Reading a large file takes seconds, and so does loading it.
-                weights = pool.submit(weights_digest, config.model_path)
-                self._open(config, weights)
+                self._open(config, [pool.submit(weights_digest, path) for path in config.files])
         except BaseException:
             self.close()
             raise
 
-    def _open(self, config: EngineConfig, weights: Future[str]) -> None:
+    def _open(self, config: EngineConfig, digests: Sequence[Future[str]]) -> None:
         self._model = model = ModelHandle(
             config.model_path,
             vocab_only=False,
@@ -93,6 +93,8 @@ class LlamaEngine(Engine):
                 f"{config.model_path} is not a decoder-only model; it cannot continue a prompt.",
                 path=config.model_path,
             )
+        for adapter in config.adapters:
+            load_adapter(model, adapter.path, adapter.scale)
         settings = _context_settings(config)
         if config.prefill_flash_attention:
             context: ContextHandle = PairedContext(model, settings)
@@ -120,7 +122,9 @@ class LlamaEngine(Engine):
         self.facts = ModelFacts(
             name=config.model_path.stem,
             architecture=architecture,
-            identity=_identity(settings, weights.result(), architecture, self.tokenizer.digest),
+            identity=_identity(
+                config, [one.result() for one in digests], architecture, self.tokenizer.digest
+            ),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -412,15 +416,21 @@ def available_cores() -> int:
 
 
 def _identity(
-    settings: ContextSettings, weights: str, architecture: str, tokenizer: str
+    config: EngineConfig, digests: Sequence[str], architecture: str, tokenizer: str
 ) -> ModelIdentity:
-    base, scale = settings.rope_freq_base, settings.rope_freq_scale
+    """The digests are those of the model file and of each adapter's."""
+    weights, *of_adapters = digests
+    base, scale = config.rope_freq_base, config.rope_freq_scale
     return ModelIdentity(
         weights=weights,
         architecture=architecture,
         tokenizer=tokenizer,
-        kv_type_k=settings.kv_type_k,
-        kv_type_v=settings.kv_type_v,
+        kv_type_k=config.kv_type_k.value,
+        kv_type_v=config.kv_type_v.value,
         rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
         llama_cpp=library_version(),
+        adapters=", ".join(
+            f"{digest} x {adapter.scale}"
+            for digest, adapter in zip(of_adapters, config.adapters, strict=True)
+        ),
     )

@@ -53,6 +53,8 @@ class ContextSettings:
 class ContextHandle:
     """Owns a `llama_context` and the arrays of its batch. One thread at a time.
 
+    It computes with the adapters that the model has when the context is made.
+
     Raises:
         ModelLoadError: llama.cpp cannot make such a context (too large, or settings that the model
             does not allow).
@@ -68,6 +70,7 @@ class ContextHandle:
                 f"{last_errors() or 'no reason given'}.",
                 path=model.path,
             )
+        _set_adapters(self.pointer, model)
         self._memory = llama_cpp.llama_get_memory(self.pointer)
         self._n_vocab = model.n_vocab
         self.n_batch = int(llama_cpp.llama_n_batch(self.pointer))
@@ -186,6 +189,14 @@ def _params(settings: ContextSettings) -> Any:
     if settings.rope_freq_scale is not None:
         params.rope_freq_scale = settings.rope_freq_scale
     return params
+
+
+def _set_adapters(context: Any, model: ModelHandle) -> None:
+    llama_cpp = library()
+    count = len(model.adapters)
+    pointers = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*(p for p, _ in model.adapters))
+    scales = (ctypes.c_float * count)(*(scale for _, scale in model.adapters))
+    llama_cpp.llama_set_adapters_lora(context, pointers, count, scales)
 
 
 def _decode_error(code: int, num_tokens: int) -> DecodeError:

@@ -84,6 +84,8 @@ class ModelHandle:
         self._free = weakref.finalize(self, _free_model, self.pointer)
         self._free.atexit = False  # the process ends anyway, and a thread may still be using it
         self.path = path
+        self.adapters: list[tuple[Any, float]] = []
+        """Pointers to what `load_adapter` loaded, and their scales; freed with the model."""
         self.vocabulary: Any = llama_cpp.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(self.vocabulary))
         # NOTE: llama.cpp reads no hyperparameters, and says 0, if only the vocabulary is loaded.

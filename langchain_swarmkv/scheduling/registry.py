@@ -20,7 +20,7 @@ from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 __all__ = ["acquire_engine", "acquire_tokenizer", "release_engine"]
 
 _FileVersion = tuple[Path, int, int, int]
-_EngineKey = tuple[EngineConfig, SnapshotSettings, _FileVersion]
+_EngineKey = tuple[EngineConfig, SnapshotSettings, tuple[_FileVersion, ...]]
 
 
 class _Entry:
@@ -68,13 +68,13 @@ def acquire_engine(
 ) -> SwarmEngine:
     """The engine of these settings, loaded if it is not yet; give it back with `release_engine`.
 
-    A file that was replaced under the same path is another model. Others who ask for the same
-    engine wait for the one that loads it; a failed load is tried again by the next.
+    A file that was replaced under the same path is another model or adapter. Others who ask for the
+    same engine wait for the one that loads it; a failed load is tried again by the next.
 
     Raises:
         ModelError: the model cannot be used.
     """
-    key = config, snapshots, _version(config.model_path)
+    key = config, snapshots, tuple(map(_version, config.files))
     with _registry.lock:
         entry = _registry.engines.get(key)
         if entry is None or entry.is_dead:

@@ -296,8 +296,8 @@ class SwarmEngine:
         difference = ours.difference(snapshot.identity)
         if difference is not None:
             raise SnapshotMismatchError(
-                f"The snapshot is of another {difference.field}: {difference.theirs}; this "
-                f"engine's is {difference.ours}.",
+                f"The snapshot differs in {difference.field}: {difference.theirs or 'none'}; this "
+                f"engine has {difference.ours or 'none'}.",
                 field=difference.field,
                 expected=difference.ours,
                 seen=difference.theirs,

@@ -164,6 +164,8 @@ def write_tiny_gguf(
     vocabulary: Vocabulary = BYTE_LEVEL,
     add_bos: bool = False,
     add_eos: bool = False,
+    merged: TinyLora | None = None,
+    merged_scale: float = 1.0,
 ) -> Path:
     """Write a model; equal arguments give equal bytes.
 
@@ -179,6 +181,8 @@ def write_tiny_gguf(
         vocabulary: Of `tests.support.vocabularies`.
         add_bos: Whether the tokenizer is told to put a start token before every text.
         add_eos: Whether the tokenizer is told to put an end token after every text.
+        merged: An adapter that is added to the weights.
+        merged_scale: Its scale.
 
     Returns:
         `path`.
@@ -193,13 +197,83 @@ def write_tiny_gguf(
     vocabulary.write(writer, add_bos=add_bos, add_eos=add_eos)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    for name, values in _tensors(architecture, seed, n_layer, vocabulary).items():
+    tensors = _tensors(architecture, seed, n_layer, vocabulary)
+    for name, (a, b) in (merged.pairs() if merged else {}).items():
+        assert merged is not None
+        tensors[name] += merged_scale * merged.alpha / merged.rank * (b @ a)
+    for name, values in tensors.items():
         writer.add_tensor(name, values)
+    _write(writer)
+    return path
+
+
+@dataclass(frozen=True)
+class TinyLora:
+    """A LoRA adapter for tiny models of two layers; it moves the logits by about their size."""
+
+    architecture: str = "llama"
+    seed: int = 0
+    rank: int = 4
+    alpha: float = 8.0
+
+    def pairs(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """A of shape (rank, n_in) and B of shape (n_out, rank), by the name of the matrix."""
+        rng = np.random.default_rng(1000 + self.seed)
+        pairs = {}
+        for name, matrix in _tensors(self.architecture, 0, 2, BYTE_LEVEL).items():
+            if name.endswith(("attn_q.weight", "attn_v.weight", "ffn_down.weight", "_in.weight")):
+                n_out, n_in = matrix.shape
+                a = rng.standard_normal((self.rank, n_in)) / np.sqrt(n_in)
+                b = rng.standard_normal((n_out, self.rank)) / np.sqrt(self.rank) / 4
+                pairs[name] = a.astype(np.float32), b.astype(np.float32)
+        return pairs
+
+    def write(self, path: Path) -> Path:
+        """Write it as llama.cpp's converter would."""
+        tensors = {}
+        for name, (a, b) in self.pairs().items():
+            tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+        return write_lora_gguf(path, tensors, architecture=self.architecture, alpha=self.alpha)
+
+
+def write_lora_gguf(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    *,
+    architecture: str = "llama",
+    alpha: object = 8.0,
+    general_type: object = "adapter",
+    adapter_type: object = "lora",
+    more: Mapping[str, object] | None = None,
+) -> Path:
+    """Write an adapter, or what is none: nothing is checked, and None leaves a value out."""
+    writer = GGUFWriter(path, architecture)
+    values = {
+        "general.type": general_type,
+        "adapter.type": adapter_type,
+        "adapter.lora.alpha": alpha,
+        **(more or {}),
+    }
+    for key, value in values.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor))
+    _write(writer)
+    return path
+
+
+def _write(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _add_shape(writer: GGUFWriter, architecture: str, n_layer: int, window: int) -> None:

@@ -15,6 +15,7 @@ from langchain_swarmkv.config import (
     EngineConfig,
     FlashAttention,
     KVType,
+    LoraAdapter,
     SamplingParams,
 )
 
@@ -61,6 +62,11 @@ def refusal(make: Any, **options: Any) -> str:
         {"rope_freq_scale": -1.0},
         {"rope_freq_scale": math.inf},
         {"kv_type_k": "q3_k"},
+        {"adapters": [{"path": "a.gguf", "scale": math.nan}]},
+        {"adapters": [{"path": "a.gguf", "scale": math.inf}]},
+        {"adapters": [{"path": "a.gguf", "scale": 1e7}]},
+        {"adapters": [{"path": "a.gguf", "scales": 1}]},
+        {"adapters": [{"scale": 1}]},
         {"flash_attention": "sometimes"},
         {"n_contex": 8192},
         {"temperature": 0.5},
@@ -95,6 +101,19 @@ def test_a_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HOME", str(tmp_path))
     for path in ("model.gguf", "~/model.gguf", Path("model.gguf"), tmp_path / "model.gguf"):
         assert EngineConfig(model_path=path).model_path == tmp_path / "model.gguf"
+
+
+def test_an_adapter_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under one path, however it is spelt; what counts is what is in which file, in which order."""
+    monkeypatch.chdir(tmp_path)
+    first, second = LoraAdapter(path="a.gguf"), LoraAdapter(path=tmp_path / "b.gguf", scale=0)
+    config = engine_config(adapters=[first, {"path": "b.gguf", "scale": 0}])
+    assert config.adapters == (first, second)
+    assert config.files == (PATH, tmp_path / "a.gguf", tmp_path / "b.gguf")
+    assert config != engine_config(adapters=[second, first])
+    assert hash(config) == hash(engine_config(adapters=(first, second)))
+    again = {"path": tmp_path / "a.gguf", "scale": 0.5}
+    assert "a.gguf is given more than once" in refusal(engine_config, adapters=[first, again])
 
 
 def test_making_settings_touches_no_file() -> None:

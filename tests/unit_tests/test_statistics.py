@@ -81,7 +81,7 @@ def test_the_prefill_rate_is_measured_or_unknown() -> None:
 
 def test_prefix_sources_are_words_that_serialise() -> None:
     """They go into response metadata as they are."""
-    assert [str(source.value) for source in PrefixSource] == ["none", "resident", "memory"]
+    assert [str(source.value) for source in PrefixSource] == ["none", "resident", "memory", "disk"]
     assert PrefixSource("memory") is PrefixSource.MEMORY
 
 

@@ -116,6 +116,27 @@ def test_a_replaced_file_is_another_model(loader: Loader, model: Path) -> None:
     assert new.closed
 
 
+def test_adapters_are_part_of_what_makes_two_engines_one(loader: Loader, model: Path) -> None:
+    """Equal ones share; another scale does not, nor another file under the same path."""
+    path = model.with_name("adapter.gguf")
+    path.write_bytes(b"adapter")
+    config, other = (
+        EngineConfig(model_path=model, adapters=({"path": path, "scale": scale},))
+        for scale in (1.0, 0.5)
+    )
+    engines = [acquire_engine(one) for one in (config, config, other)]
+    assert engines[0] is engines[1] is not engines[2]
+    replace_file(path, b"ADAPTER")
+    engines.append(acquire_engine(config))
+    assert engines[3] not in engines[:3]
+    path.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"adapter\.gguf"):
+        acquire_engine(config)
+    for engine in engines:
+        release_engine(engine)
+    assert all(engine.closed for engine in engines)
+
+
 def test_a_released_engine_is_loaded_again(loader: Loader, model: Path) -> None:
     """After the last user a new one gets a new engine."""
     config = EngineConfig(model_path=model)
