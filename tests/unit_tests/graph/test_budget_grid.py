@@ -57,7 +57,7 @@ class Together:
         engine.submit = counted
 
     def __call__(self, batch: Batch) -> None:
-        if batch.output_rows:
+        if batch.output_rows and self._num_submitted > 1:  # not the document's own prefill
             assert self._all_submitted.wait(60)
 
 
