@@ -74,7 +74,9 @@ def _open(arguments: argparse.Namespace, n_ctx: int, **options: Any) -> SwarmEng
 
 
 def _document(engine: SwarmEngine, num_tokens: int, number: int = 0) -> list[int]:
-    ids = engine.tokenizer.encode(f"{chr(ord('A') + number)}. {DISCLOSURE.read_text(encoding='utf-8')}")
+    ids = engine.tokenizer.encode(
+        f"{chr(ord('A') + number)}. {DISCLOSURE.read_text(encoding='utf-8')}"
+    )
     return (ids * -(-num_tokens // len(ids)))[:num_tokens]
 
 

@@ -96,9 +96,9 @@ class SnapshotTiers:
         self._wake = wake
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="swarmkv-snapshot-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="swarmkv-snapshot-writer")
-        self._fetches: dict[str, Fetch] = {}
         self._lock = threading.Lock()
-        # Under the lock: the snapshots that wait to be written, by key, and their bytes.
+        # Under the lock: what is being read, and the snapshots that wait to be written, by key.
+        self._fetches: dict[str, Fetch] = {}
         self._queued: PrefixIndex[str] = PrefixIndex()
         self._writings: dict[str, Writing] = {}
         self._queued_bytes = 0
@@ -155,20 +155,27 @@ class SnapshotTiers:
     # -- reading ---------------------------------------------------------------------------------
 
     def fetch(self, match: TierMatch, namespace: str, tokens: TokenIds) -> Fetch:
-        """Begin to read what was found on disk; those who want the same share one reading."""
+        """Begin to read what was found on disk for `tokens`; all who want it share one reading."""
         key = match.found.key
-        fetch = self._fetches.get(key)
-        if fetch is None or fetch.done():
-            self._fetches = {k: f for k, f in self._fetches.items() if not f.done()}
-            fetch = self._fetches[key] = self._reader.submit(
-                self._read, namespace, tokens, match.found.num_tokens
-            )
-            fetch.add_done_callback(lambda _: self._wake())
+        with self._lock:
+            fetch = self._fetches.get(key)
+            if fetch is None:
+                fetch = self._reader.submit(self._read, key, namespace, tokens)
+                self._fetches[key] = fetch
+        fetch.add_done_callback(lambda _: self._wake())
         return fetch
 
-    def _read(self, namespace: str, tokens: TokenIds, min_tokens: int) -> StoredPrefix | None:
+    def _read(self, key: str, namespace: str, tokens: TokenIds) -> StoredPrefix | None:
+        try:
+            # A reading that has just ended may have brought it.
+            return self.get(namespace, tokens, len(tokens)) or self._read_disk(namespace, tokens)
+        finally:
+            with self._lock:
+                del self._fetches[key]
+
+    def _read_disk(self, namespace: str, tokens: TokenIds) -> StoredPrefix | None:
         assert self.disk is not None
-        started = time.perf_counter()
+        started, min_tokens = time.perf_counter(), len(tokens)
         try:
             stored = self.disk.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
             if stored is None:

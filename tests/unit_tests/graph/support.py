@@ -121,3 +121,16 @@ def tell_every_chunk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Batch], None]
     monkeypatch.setattr(RequestHandle, "on_progress", registered)
     monkeypatch.setattr(node_run, "_PROGRESS_SECONDS", 0)
     return wait
+
+
+class AfterDocument:
+    """An `on_decode` that sees only what comes after the first prefill, which is the document's."""
+
+    def __init__(self, hook: Callable[[Batch], None]) -> None:
+        self._hook = hook
+        self._is_prefilled = False
+
+    def __call__(self, batch: Batch) -> None:
+        if self._is_prefilled:
+            self._hook(batch)
+        self._is_prefilled = self._is_prefilled or bool(batch.output_rows)

@@ -29,6 +29,7 @@ from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.graph.state import SwarmState, merge_findings
 from tests.unit_tests.graph.support import (
     DOCUMENT,
+    AfterDocument,
     echo_task,
     fake_llm,
     fan_out,
@@ -367,13 +368,13 @@ async def test_events_of_subgraphs_are_streamed_with_their_namespace(llm: ChatSw
 
 
 class FailOnce:
-    """Fails the first step that samples, as a native failure would."""
+    """Fails the first step that it sees, as a native failure would."""
 
     def __init__(self) -> None:
         self.has_failed = False
 
     def __call__(self, batch: Batch) -> None:
-        if batch.output_rows and not self.has_failed:
+        if not self.has_failed:
             self.has_failed = True
             raise DecodeError("simulated", return_code=-3)
 
@@ -383,7 +384,7 @@ async def test_a_retry_does_not_prefill_the_document_again(is_async: bool) -> No
     """LangGraph's default policy retries a failed step, and the document is still there (G5)."""
     failure = FailOnce()
     retry = RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False)
-    with fake_llm(max_tokens=64, reply=echo_task, on_decode=failure) as model:
+    with fake_llm(max_tokens=64, reply=echo_task, on_decode=AfterDocument(failure)) as model:
         graph = fan_out(model, ())
         for name in NAMES:
             node = AnalystNode(model, f"Tell me about {name}.")
@@ -494,16 +495,15 @@ async def test_async_siblings_of_a_failing_branch_are_stopped() -> None:
     steps: list[int] = []
 
     def gate(batch: Batch) -> None:
-        if batch.output_rows:
-            steps.append(1)
-            decoding.set()
-            assert opened.wait(60)
+        steps.append(1)
+        decoding.set()
+        assert opened.wait(60)
 
     async def fail(state: SwarmState) -> dict[str, Any]:
         await asyncio.to_thread(decoding.wait, 60)
         raise LookupError("no question")
 
-    with fake_llm(max_tokens=500, reply="x" * 500, on_decode=gate) as model:
+    with fake_llm(max_tokens=500, reply="x" * 500, on_decode=AfterDocument(gate)) as model:
         graph = fan_out(model, NAMES)
         graph.add_node("fail", fail)
         graph.add_edge("document", "fail")
@@ -521,10 +521,9 @@ async def test_a_node_timeout_works_and_frees_the_branch() -> None:
     opened = threading.Event()
 
     def gate(batch: Batch) -> None:
-        if batch.output_rows:
-            assert opened.wait(60)
+        assert opened.wait(60)
 
-    with fake_llm(max_tokens=500, reply="x" * 500, on_decode=gate) as model:
+    with fake_llm(max_tokens=500, reply="x" * 500, on_decode=AfterDocument(gate)) as model:
         graph = fan_out(model, ())
         graph.add_node("slow", AnalystNode(model, "?"), timeout=timedelta(milliseconds=200))
         graph.add_edge("document", "slow")
