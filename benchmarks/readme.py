@@ -109,6 +109,7 @@ def _others() -> Iterator[str]:
         f"{_seconds(fifty, 'floor'):.1f} s, in waves of {wave}, its fastest."
     )
     yield from _scaling(_load("fanout-W6"))
+    yield from _snapshots(_load("restart"))
     (article,) = w1["cases"]
     fresh, graph = _seconds(article, "fresh-context"), _seconds(article, "graph")
     fields = article["article"]
@@ -127,6 +128,28 @@ def _others() -> Iterator[str]:
         f"{floor['max_tokens']} tokens, medians of {len(floor['seconds']['engine'])}: the engine "
         f"takes {floor['ratio']:.2f} of the floor's time. Of a greedy decode step of "
         f"{python['branches']} branches Python takes {100 * python['event loop']['share']:.0f} %."
+    )
+
+
+def _snapshots(result: Result) -> Iterator[str]:
+    restart, rotation = result["restart"], result["rotation"]
+    seconds = restart["median_ttft_seconds"]
+    yield (
+        f"- **The next process.** It finds a document of {result['document_tokens']:,} tokens on "
+        f"disk ({restart['file_bytes'] / 1e6:.0f} MB) and has the first token of an answer after "
+        f"{seconds['disk']:.2f} s; one that prefills it, after {seconds['prefill']:.1f} s: "
+        f"{restart['ratio']:.0f} times sooner (medians of "
+        f"{len(restart['ttft_seconds']['disk'])} processes each, engine loaded)."
+    )
+    tiers = {"resident": "the pool", "memory": "memory", "disk": "disk", "none": "a prefill"}
+    asked = ", ".join(
+        f"{rotation['from'][tier]} from {place} ({rotation['median_ttft_seconds'][tier]:.2f} s)"
+        for tier, place in tiers.items()
+    )
+    yield (
+        f"- **More documents than fit.** {rotation['documents']} documents of "
+        f"{rotation['document_tokens']:,} tokens through a pool for three, with memory for three "
+        f"more; of {rotation['asked']} questions (median time to first token): {asked}."
     )
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def main() -> None:
         return
     result = {
         "benchmark": "restart",
+        "command": " ".join(["python", "benchmarks/restart.py", *sys.argv[1:]]),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "model": arguments.model.name,
         "document_tokens": arguments.document_tokens,
         "restart": _restart(arguments),

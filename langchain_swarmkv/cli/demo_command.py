@@ -40,6 +40,10 @@ def demo(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads; without it, one for each core.")
     ] = None,
+    snapshot_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for snapshots: the next run with it need not prefill."),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the measurements here.")
     ] = None,
@@ -61,6 +65,7 @@ def demo(
             n_ctx=n_ctx,
             max_tokens=max_tokens,
             n_threads=threads,
+            snapshot_dir=snapshot_dir,
         )
         display = _example("display").display_for(Console(stderr=True))
         with llm:

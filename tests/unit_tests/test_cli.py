@@ -45,8 +45,16 @@ def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command gets engines without weights."""
     engines: list[SwarmEngine] = []
 
-    def chat_model(*, model_path: Path, n_ctx: int, n_threads: int | None, **sampling: Any) -> Any:
-        engines.append(SwarmEngine(FakeEngine(num_cells=n_ctx, reply="An answer with [markup].")))
+    def chat_model(
+        *,
+        model_path: Path,
+        n_ctx: int,
+        n_threads: int | None,
+        snapshot_dir: Path | None,
+        **sampling: Any,
+    ) -> Any:
+        fake = FakeEngine(num_cells=n_ctx, reply="An answer with [markup].")
+        engines.append(SwarmEngine(fake, snapshot_dir=snapshot_dir))
         return ChatSwarmKV(engine=engines[-1], **sampling)
 
     monkeypatch.setattr(demo_command, "ChatSwarmKV", chat_model)
@@ -139,6 +147,22 @@ def test_json_and_html_are_written(document: Path, tmp_path: Path) -> None:
     assert run["engine"]["num_prefill_tokens"] == run["savings"]["computed_tokens"]
     assert run["wall_seconds"] > 0
     assert "An answer with [markup]." in html_out.read_text(encoding="utf-8")
+
+
+def test_the_next_run_of_a_demo_need_not_prefill(
+    tiny_llama: Path, document: Path, tmp_path: Path
+) -> None:
+    """With a folder for snapshots the document is read from there."""
+    computed = []
+    for number in range(2):
+        out = tmp_path / f"{number}.json"
+        options = "--model", tiny_llama, "--n-ctx", 4096, "--max-tokens", 4, "--json", out
+        folder = tmp_path / "kv"
+        done = swarmkv("demo", "--document", document, *options, "--snapshot-dir", folder)
+        assert done.exit_code == 0, done.stderr
+        computed.append(json.loads(out.read_text(encoding="utf-8"))["document"]["computed_tokens"])
+    assert computed[0] > 500
+    assert computed[1] == 0
 
 
 def test_the_engine_is_closed_after_the_run(tiny_llama: Path, document: Path) -> None:
