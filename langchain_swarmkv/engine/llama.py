@@ -308,6 +308,8 @@ class LlamaEngine(Engine):
                 f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
                 f"are not those of {num_tokens} tokens of this model."
             )
+        if not state.is_finite:
+            raise SequenceError("the state holds what is no number, which no model computes.")
         if state.is_transposed == self._form.is_transposed:
             return payload
         return memoryview(state.rewrite(transposed=self._form.is_transposed))
