@@ -49,7 +49,7 @@ from langchain_swarmkv.prompts.session import EngineKey, Seat
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
 __all__ = ["ChatSwarmKV"]
@@ -420,7 +420,7 @@ class ChatSwarmKV(BaseChatModel):
         snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
         snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
-        return save_snapshot(Path(path).expanduser(), snapshot)
+        return save_snapshot(expanded(path), snapshot)
 
     def load(self, path: Path | str) -> DocumentRef:
         """Make a document that `save` wrote one that is in the cache; no prefill.
@@ -430,9 +430,10 @@ class ChatSwarmKV(BaseChatModel):
             SnapshotMismatchError: it is of another model, of other settings or of another salt.
             SnapshotStorageError: the file cannot be read.
         """
-        snapshot = read_snapshot(Path(path).expanduser())
+        path = expanded(path)
+        snapshot = read_snapshot(path)
+        text, instructions = _saved_text(snapshot, path)
         self._engine().insert(snapshot, cache_salt=self.cache_salt)
-        text, instructions = _saved_text(snapshot)
         return self._remember(self._document(snapshot.tokens, text, instructions))
 
     def release(self, ref: DocumentRef) -> bool:
@@ -615,7 +616,7 @@ class _Document:
     ids: Sequence[int]
 
 
-def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:
+def _saved_text(snapshot: KVSnapshot, path: Path) -> tuple[str, str]:
     """Text and instructions that `save` put beside a state; a file without them has neither."""
     try:
         note = json.loads(snapshot.extra or b"{}")
@@ -624,7 +625,9 @@ def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:
         text, instructions = None, None
     if not isinstance(text, str) or not isinstance(instructions, str):
         raise SnapshotFormatError(
-            "What stands beside the state in the snapshot is no document.", reason="its text"
+            f"What stands beside the state in {path} is no document.",
+            path=str(path),
+            reason="what stands beside the state is no document",
         )
     return text, instructions
 

@@ -23,7 +23,7 @@ from langchain_swarmkv.cli.console import (
 from langchain_swarmkv.errors import ConfigurationError, SnapshotError
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
 from langchain_swarmkv.snapshots.snapshot import prefix_namespace
-from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
 
 __all__ = ["read_key", "snapshots_app"]
 
@@ -160,11 +160,12 @@ def read_key(path: Path | None) -> bytes | None:
 
     Raises:
         ConfigurationError: it cannot be read, or is no key.
+        SnapshotStorageError: it is in a home that there is not.
     """
     if path is None:
         return None
     try:
-        data = path.expanduser().read_bytes()
+        data = expanded(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {str(path)!r}: {error.strerror}.") from error
     text = data.strip()
@@ -174,7 +175,7 @@ def read_key(path: Path | None) -> bytes | None:
 
 
 def _open(folder: Path, key_file: Path | None, *, make: bool = False) -> DiskSnapshotStore:
-    if not make and not folder.expanduser().is_dir():
+    if not make and not expanded(folder).is_dir():
         raise ConfigurationError(f"there is no folder {str(folder)!r}.")
     return DiskSnapshotStore(folder, key=read_key(key_file))
 

@@ -220,7 +220,9 @@ class SnapshotTiers:
     def _write(self, snapshot: KVSnapshot) -> None:
         assert self.disk is not None
         try:
-            self.counters.num_disk_writes += self.disk.put(snapshot)
+            if not self.disk.put(snapshot):
+                raise SnapshotError(f"the store has no room for {snapshot.num_bytes} bytes.")
+            self.counters.num_disk_writes += 1
         except SnapshotError as error:
             self._note_failure("written", error)
         finally:

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import random
-import signal
 import stat
 import subprocess
 import sys
@@ -159,12 +158,12 @@ def test_a_folder_behind_a_link_of_ours_works(tmp_path: Path) -> None:
         assert get(store, A) is not None
 
 
-@pytest.mark.parametrize("path", ["a\0b", "/proc/nothing/here", "file/below"])
+@pytest.mark.parametrize("path", ["a\0b", "/proc/nothing/here", "file/below", "~no-such-user/x"])
 def test_a_folder_that_cannot_be_is_a_typed_error(path: str, tmp_path: Path) -> None:
     """At once, with the path in it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotStorageError):
-        DiskSnapshotStore(tmp_path / path)
+        DiskSnapshotStore(path if path.startswith("~") else tmp_path / path)
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -316,41 +315,56 @@ def test_what_another_process_saves_and_deletes_is_seen(tmp_path: Path) -> None:
         assert (len(store), store.num_bytes) == (0, 0)
 
 
-_SAVER = """
-    with DiskSnapshotStore(folder, 400_000) as store:
-        print("ready", flush=True)
-        while True:
-            store.put(snapshot_of([1, 2, 3, random.randrange(12)], size=50_000))
+_KILLER = """
+    import signal
+    rng = random.Random(int(sys.argv[2]))
+    for _ in range(50):
+        ready, is_saving = os.pipe()
+        saver = os.fork()
+        if not saver:
+            with DiskSnapshotStore(folder, 400_000) as store:
+                os.write(is_saving, b"!")
+                while True:
+                    store.put(snapshot_of([1, 2, 3, rng.randrange(12)], size=50_000))
+        os.read(ready, 1)
+        time.sleep(rng.uniform(0.0, 0.03))
+        os.kill(saver, signal.SIGKILL)
+        os.waitpid(saver, 0)
+        os.close(ready)
+        os.close(is_saving)
+        rng.random()  # the next one saves in another order
+    print("killed 50")
 """
 
 
 def test_kill_9_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
-    """E5: saves in a loop, killed 40 times at random moments, read by this process all the time."""
+    """E5: 200 saves end at random moments, four writers at a time, on few names; read meanwhile."""
     rng = random.Random(7)
     expected = {(1, 2, 3, n): snapshot_of([1, 2, 3, n], size=50_000) for n in range(12)}
     num_reads = 0
+    killers = [start(_KILLER, tmp_path, str(seed)) for seed in range(4)]
     with DiskSnapshotStore(tmp_path, 400_000) as reader:
-        for _ in range(40):
-            saver = start(_SAVER, tmp_path)
-            assert saver.stdout is not None
-            assert saver.stdout.readline() == "ready\n"
-            end = time.monotonic() + rng.uniform(0.0, 0.05)
-            while time.monotonic() < end:
-                tokens = (1, 2, 3, rng.randrange(12))
-                found = reader.get(NAMESPACE, tokens, can_cut=False)
-                if found is not None:
-                    assert found.snapshot == expected[tokens]
-                    num_reads += 1
-            saver.send_signal(signal.SIGKILL)
-            saver.communicate(timeout=100)
-        assert num_reads > 0
-        assert all(file.head is not None for file in reader.files())
+        while any(killer.poll() is None for killer in killers):
+            tokens = (1, 2, 3, rng.randrange(12))
+            found = reader.get(NAMESPACE, tokens, can_cut=False)
+            if found is not None:
+                assert found.snapshot == expected[tokens]
+                num_reads += 1
+        for killer in killers:
+            stdout, stderr = killer.communicate(timeout=100)
+            assert stdout == "killed 50\n", stderr
+        assert num_reads > 100
+        assert len(reader) == len(reader.files()) > 4
+        for file in reader.files():
+            snapshot = snapshot_file.read_snapshot(file.path)
+            assert snapshot == expected[snapshot.tokens]
         assert reader.num_bytes <= 400_000
     litter = list(tmp_path.glob(".*-tmp"))
+    assert litter  # some ended while they wrote
     for path in litter:
         os.utime(path, (0, 0))
     DiskSnapshotStore(tmp_path).close()
-    assert not list(tmp_path.glob(".*-tmp"))
+    assert all(name.endswith(".swarmkv") for name in names(tmp_path))
 
 
 def test_a_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
