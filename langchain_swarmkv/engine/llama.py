@@ -44,6 +44,7 @@ __all__ = ["LlamaEngine", "available_cores"]
 _STATE_HEADER = struct.Struct("<8s32sQQ32s")
 _STATE_MAGIC = b"SWARMKV2"
 _CHECKSUM_COLUMNS = 4096
+_KERNELS = {True: "flash attention", False: "plain attention", None: "llama.cpp's choice"}
 _MAX_RUNNING_ON_CPU = 16
 """Each token attends over the cells of all that run, so more at once may take longer in all; see
 docs/performance.md."""
@@ -113,7 +114,14 @@ class LlamaEngine(Engine):
         self.facts = ModelFacts(
             name=config.model_path.stem,
             architecture=architecture,
-            identity=_identity(settings, weights.result(), architecture, self.tokenizer.digest),
+            identity=_identity(
+                settings,
+                weights.result(),
+                architecture,
+                self.tokenizer.digest,
+                # A cache that grows but is of another form holds a V that nobody can rewrite.
+                is_tied_to_kernel=self._form is None and kv_bytes_per_token > 0,
+            ),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -398,7 +406,12 @@ def available_cores() -> int:
 
 
 def _identity(
-    settings: ContextSettings, weights: str, architecture: str, tokenizer: str
+    settings: ContextSettings,
+    weights: str,
+    architecture: str,
+    tokenizer: str,
+    *,
+    is_tied_to_kernel: bool,
 ) -> ModelIdentity:
     base, scale = settings.rope_freq_base, settings.rope_freq_scale
     return ModelIdentity(
@@ -409,4 +422,5 @@ def _identity(
         kv_type_v=settings.kv_type_v,
         rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
         llama_cpp=library_version(),
+        kernel=_KERNELS[settings.flash_attention] if is_tied_to_kernel else "",
     )

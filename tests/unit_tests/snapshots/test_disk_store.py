@@ -367,6 +367,41 @@ def test_kill_9_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
     assert all(name.endswith(".swarmkv") for name in names(tmp_path))
 
 
+def test_two_writers_of_one_file_leave_one_whole(tmp_path: Path) -> None:
+    """E5: `save_snapshot` from two processes at once, read all the time; nothing else is left."""
+    code = """
+        from langchain_swarmkv.snapshots.snapshot_file import save_snapshot
+        snapshot = snapshot_of([1, 2, int(sys.argv[2])], size=50_000)
+        for _ in range(150):
+            save_snapshot(folder / "document.kv", snapshot)
+    """
+    path = tmp_path / "document.kv"
+    writers = [start(code, tmp_path, str(number)) for number in range(2)]
+    expected = [snapshot_of([1, 2, number], size=50_000) for number in range(2)]
+    seen: set[int] = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            seen.add(expected.index(snapshot_file.read_snapshot(path)))
+    for writer in writers:
+        assert writer.communicate(timeout=100)[1] == ""
+        assert writer.returncode == 0
+    assert seen == {0, 1}
+    assert names(tmp_path) == ["document.kv"]
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/x", "a/../../x", "..\\x", "x\0y", "", ".", "CON"])
+def test_a_key_that_is_a_path_names_nothing(key: str, tmp_path: Path) -> None:
+    """H4: also where the path leads to a snapshot."""
+    (tmp_path / "x.swarmkv").write_text("mine")
+    with DiskSnapshotStore(tmp_path / "folder", PLENTY) as store:
+        store.put(A)
+        assert not store.remove(key)
+        assert not store.pin(key)
+        assert not store.unpin(key)
+        assert len(store) == 1
+    assert (tmp_path / "x.swarmkv").read_text() == "mine"
+
+
 def test_a_file_that_is_being_written_is_no_litter(tmp_path: Path) -> None:
     """However old it looks, while its writer lives."""
     from filelock import lock_descriptor
