@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from langchain_swarmkv.cli.console import (
     check_writable,
@@ -249,12 +250,17 @@ def _print_table(console: Console, files: list[StoredFile]) -> None:
         head = file.head
         table.add_row(
             file.path.stem[:12],
-            head.metadata.model_name if head else "(cannot be used)",
+            Text(_printable(head.metadata.model_name) if head else "(cannot be used)"),
             f"{head.num_tokens:,}" if head else "",
             f"{file.num_bytes / 1e6:,.1f}",
             f"{_used(file):%Y-%m-%d %H:%M}",
         )
     console.print(table)
+
+
+def _printable(text: str) -> str:
+    """Without what would command a terminal: whoever wrote the file chose the text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _used(file: StoredFile) -> datetime:

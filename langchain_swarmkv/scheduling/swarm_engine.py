@@ -238,7 +238,7 @@ class SwarmEngine:
     def _namespace(self, cache_salt: str) -> str:
         if not isinstance(cache_salt, str):
             raise InvalidRequestError(
-                f"cache_salt is a {type(cache_salt).__name__}; give a string, or none for \"\"."
+                f'cache_salt is a {type(cache_salt).__name__}; give a string, or none for "".'
             )
         return prefix_namespace(self.facts.identity.digest, cache_salt)
 

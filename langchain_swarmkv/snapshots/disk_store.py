@@ -326,7 +326,7 @@ class DiskSnapshotStore(SnapshotStore):
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     match = _NAME.fullmatch(entry.name)
-                    if match is not None:
+                    if match is not None and not entry.is_dir(follow_symlinks=False):
                         with suppress(FileNotFoundError):  # it has just been evicted
                             seen[match["key"]] = entry.stat(follow_symlinks=False)
         for key in [key for key in self._files if key not in seen]:

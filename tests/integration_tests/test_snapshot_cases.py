@@ -129,9 +129,7 @@ def decoded_for_a_branch(model: str, source: str) -> tuple[int, int, str]:
     is_folder = Path(source).is_dir()
     with (
         pytest.MonkeyPatch.context() as patch,
-        SwarmEngine(
-            config_of(Path(model)), snapshot_dir=source if is_folder else None
-        ) as engine,
+        SwarmEngine(config_of(Path(model)), snapshot_dir=source if is_folder else None) as engine,
     ):
         patch.setattr(LlamaEngine, "decode", spy)
         if not is_folder:
@@ -160,6 +158,24 @@ def test_a_new_engine_and_a_new_process_decode_the_suffix_alone(
         [sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert done.stdout == f"{expected}\n", done.stderr
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
+def test_a_snapshot_is_as_large_as_its_cells_say(tiny_models: Path, kv_type: str) -> None:
+    """D7: within a tenth, by which the engine decides whether the store has room; or it says 0.
+
+    Beyond its window a layer does not grow: there the estimate is too high, never too low.
+    """
+    config = config_of(tiny_models, kv_type_k=kv_type, kv_type_v=kv_type)
+    with SwarmEngine(config) as engine:
+        per_token = engine.facts.kv_bytes_per_token
+        sizes = {count: engine.snapshot(DOCUMENT[:count]).num_bytes for count in (100, 200)}
+    if per_token:
+        grown = sizes[200] - sizes[100]
+        assert grown < 1.1 * 100 * per_token
+        assert grown > 0.9 * 100 * per_token or "gemma3" in tiny_models.name
+    else:
+        assert sizes[200] - sizes[100] == 4 * 100  # token ids alone
 
 
 # -- memory ----------------------------------------------------------------------------------------

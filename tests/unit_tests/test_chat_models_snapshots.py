@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, HumanMessage
 from pydantic import ValidationError
 
@@ -244,9 +245,7 @@ def test_a_salt_is_nowhere_to_be_read(
     assert not [text for text in told if secret in text]
 
 
-def test_an_unset_salt_is_the_empty_one_and_none_is_refused(
-    tiny_llama: Path, folder: Path
-) -> None:
+def test_an_unset_salt_is_the_empty_one_and_none_is_refused(tiny_llama: Path, folder: Path) -> None:
     """H2: so None cannot stand for "everybody" in one place and for a tenant in another."""
     with open_llm(tiny_llama, folder) as llm:
         ref = llm.prefill([document_message(TEXT)])
@@ -311,7 +310,9 @@ def test_a_name_that_cannot_be_is_a_typed_error(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("name", ["CON", "a b", "..\\x", "ｅ．．／", "-rf", "x" * 255])
+@pytest.mark.parametrize(
+    "name", ["CON", "a b", "..\\x", "\uff45\uff0e\uff0e\uff0f", "-rf", "x" * 255]
+)
 def test_an_odd_name_is_a_name(name: str, tmp_path: Path) -> None:
     """H4: it stays in its folder."""
     with open_fake() as llm, llm._engine():
@@ -447,6 +448,29 @@ def test_a_disk_that_is_full_leaves_the_saved_document(
     assert int(done.stdout.split()[0]) == path.stat().st_size > room
     assert read_snapshot(path).num_tokens > 400
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_response_cache_keeps_snapshots_apart(tiny_llama: Path, tmp_path: Path) -> None:
+    """F7: one question on two loaded documents, under two salts; an equal call asks no engine."""
+    texts = [TEXT, "The lamp measures the light of the page. " * 15]
+    paths = [tmp_path / f"{number}.kv" for number in range(2)]
+    with open_llm(tiny_llama) as llm:
+        for path, text in zip(paths, texts, strict=True):
+            llm.save(llm.prefill([document_message(text)]), path)
+    cache, question = InMemoryCache(), "Who is told?"
+    with open_llm(tiny_llama, cache=cache) as llm, open_llm(tiny_llama) as plain:
+        nodes = AnalystNode(llm, question, name="n"), AnalystNode(plain, question, name="n")
+        for path, text in zip(paths, texts, strict=True):
+            ref = llm.load(path)
+            expected = nodes[1].invoke({"document": text})
+            assert nodes[0].invoke({"document_ref": ref}) == expected
+            num_steps = llm.engine_statistics().num_steps
+            assert nodes[0].invoke({"document_ref": ref}) == expected
+            assert llm.engine_statistics().num_steps == num_steps
+    assert len(cache._cache) == 2
+    with open_llm(tiny_llama, cache=cache, cache_salt="tenant") as llm:
+        AnalystNode(llm, question, name="n").invoke({"document": TEXT})
+    assert len(cache._cache) == 3
 
 
 _PROCESS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_list_shows_what_the_salt_may_see(folder: Path) -> None:
     (theirs,) = listed(folder, "--cache-salt", "tenant")
     assert theirs["key"] == TENANT.key
     assert "tenant" not in json.dumps(theirs)
+
+
+def test_a_models_name_is_text(tmp_path: Path) -> None:
+    """H5: a file's metadata are no markup and no commands to the terminal."""
+    with DiskSnapshotStore(tmp_path) as store:
+        store.put(dataclasses.replace(A, model_name="m[/v1][b]\x1b]0;x\x07"))
+    result = swarmkv("snapshots", "list", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "m[/v1][b]" in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_show_names_the_identity(folder: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_snapshot_that_no_store_has_room_for_costs_nothing_but_its_computing(
         statistics = engine.statistics()
         engine.check()
     assert list(tmp_path.glob("*.swarmkv")) == []
-    assert (statistics.num_disk_writes, statistics.num_restores, statistics.store_bytes) == (0, 0, 0)
+    assert statistics.num_disk_writes == statistics.num_restores == statistics.store_bytes == 0
     assert statistics.num_disk_failures >= 4
     assert "no room for" in caplog.text
 

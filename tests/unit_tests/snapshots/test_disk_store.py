@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -148,6 +147,36 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert outside.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", [".swarmkv-lock", ".0-1-x.swarmkv-tmp", f"{'0' * 64}.swarmkv"])
+def test_a_link_or_a_folder_under_a_name_of_ours_harms_nothing(name: str, tmp_path: Path) -> None:
+    """H4: made before by another: what it points to stays, and others are stored or refused."""
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.write_text("mine")
+    folder.mkdir()
+    (folder / name).symlink_to(outside)
+    os.utime(folder / name, (0, 0), follow_symlinks=False)
+    with DiskSnapshotStore(folder, ROOM_FOR_TWO) as store:
+        if name == ".swarmkv-lock":
+            with pytest.raises(SnapshotStorageError, match="symbolic link"):
+                store.put(A)
+        else:
+            assert store.put(A)
+            assert get(store, A) is not None
+    assert outside.read_text() == "mine"
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    os.utime(folder / name, (0, 0))
+    with DiskSnapshotStore(folder, ROOM_FOR_TWO) as store:
+        for snapshot in (A, B, C):
+            if name == ".swarmkv-lock":
+                with pytest.raises(SnapshotStorageError, match="locked"):
+                    store.put(snapshot)
+            else:
+                assert store.put(snapshot)
+                assert get(store, snapshot) is not None
+    assert (folder / name).is_dir()
+
+
 def test_a_folder_behind_a_link_of_ours_works(tmp_path: Path) -> None:
     """Such as a cache on another disk."""
     (tmp_path / "real").mkdir()
@@ -250,6 +279,27 @@ def test_a_full_disk_leaves_the_old_state(
         monkeypatch.undo()
         assert get(store, A) == StoredPrefix(A, A.num_tokens)
         assert get(store, B) is None
+        assert names(tmp_path) == [f"{A.key}.swarmkv"]
+        assert store.put(B)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_is_full_at_the_last_moment_leaves_the_old_state(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: file systems may find that out when they are made to write."""
+
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+        monkeypatch.setattr(os, call, refuse)
+        for snapshot in (A, B):
+            with pytest.raises(SnapshotStorageError, match="No space left"):
+                store.put(snapshot)
+        monkeypatch.undo()
+        assert get(store, A) == StoredPrefix(A, A.num_tokens)
         assert names(tmp_path) == [f"{A.key}.swarmkv"]
         assert store.put(B)
 
