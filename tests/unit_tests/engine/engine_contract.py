@@ -146,7 +146,7 @@ class EngineContract:
         assert facts.name
         assert facts.architecture
         assert engine.device
-        assert len(bytes.fromhex(facts.identity)) == 32
+        assert len(bytes.fromhex(facts.identity.digest)) == 32
 
     def test_equal_engines_have_one_identity(self, engine: Engine, open_engine: OpenEngine) -> None:
         """Sizes do not change the KV of a token sequence."""
