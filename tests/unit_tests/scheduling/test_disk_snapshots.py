@@ -240,6 +240,38 @@ def test_others_decode_while_a_snapshot_is_read(tmp_path: Path) -> None:
         assert store.num_gets == 1
 
 
+def test_branches_that_wait_for_one_file_restore_it_once(tmp_path: Path) -> None:
+    """Those after the first fork what it brought back: one copy of the document in the pool."""
+    stored_document(tmp_path)
+    store = SlowStore(tmp_path)
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=store) as engine:
+        waiting = [engine.submit([*DOCUMENT, n], SHORT, keep_prefix=False) for n in range(4)]
+        store.gate.set()
+        for handle in waiting:
+            assert handle.result(WAIT_SECONDS).statistics.num_cached_tokens == 400
+        statistics = engine.statistics()
+        assert statistics.num_restores == 1
+        assert statistics.cells_used == 400
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_a_snapshot_that_the_pool_can_never_hold_is_not_read(
+    memory_bytes: int, tmp_path: Path
+) -> None:
+    """Written by an engine with a larger pool: each request would read it, and compute."""
+    with swarm(tmp_path) as engine:
+        engine.submit([*DOCUMENT, *piece("more", 500)], PREFILL).result(WAIT_SECONDS)
+    with open_swarm(
+        FakeEngine(num_cells=600),
+        snapshot_dir=tmp_path,
+        snapshot_memory_bytes=memory_bytes,
+        snapshot_policy="never",
+    ) as engine:
+        for number in range(3):
+            assert_answer(engine, [*DOCUMENT, number])
+        assert engine.statistics().num_disk_reads == 0
+
+
 def leave_by_cancelling(engine: SwarmEngine) -> None:
     handle = engine.submit([*DOCUMENT, 1], SHORT)
     handle.cancel()
