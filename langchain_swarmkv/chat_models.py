@@ -50,7 +50,7 @@ from langchain_swarmkv.prompts.session import EngineKey, Seat
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
 from langchain_swarmkv.snapshots.wrapping import SnapshotCipher
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
@@ -428,7 +428,7 @@ class ChatSwarmKV(BaseChatModel):
         snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
         snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
-        return save_snapshot(Path(path).expanduser(), snapshot, _cipher(key))
+        return save_snapshot(expanded(path), snapshot, _cipher(key))
 
     async def asave(self, ref: DocumentRef, path: Path | str, *, key: bytes | None = None) -> int:
         """Like `save`, beside the event loop."""
@@ -443,9 +443,10 @@ class ChatSwarmKV(BaseChatModel):
             SnapshotMismatchError: it is of another model, of other settings or of another salt.
             SnapshotStorageError: the file cannot be read.
         """
-        snapshot = read_snapshot(Path(path).expanduser(), _cipher(key))
+        path = expanded(path)
+        snapshot = read_snapshot(path, _cipher(key))
+        text, instructions = _saved_text(snapshot, path)
         self._engine().insert(snapshot, cache_salt=self.cache_salt)
-        text, instructions = _saved_text(snapshot)
         return self._remember(self._document(snapshot.tokens, text, instructions))
 
     async def aload(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
@@ -638,7 +639,7 @@ def _cipher(key: bytes | None) -> SnapshotCipher | None:
     return None if key is None else SnapshotCipher(key)
 
 
-def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:
+def _saved_text(snapshot: KVSnapshot, path: Path) -> tuple[str, str]:
     """Text and instructions that `save` put beside a state; a file without them has neither."""
     try:
         note = json.loads(snapshot.extra or b"{}")
@@ -647,7 +648,9 @@ def _saved_text(snapshot: KVSnapshot) -> tuple[str, str]:
         text, instructions = None, None
     if not isinstance(text, str) or not isinstance(instructions, str):
         raise SnapshotFormatError(
-            "What stands beside the state in the snapshot is no document.", reason="its text"
+            f"What stands beside the state in {path} is no document.",
+            path=str(path),
+            reason="what stands beside the state is no document",
         )
     return text, instructions
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from langchain_swarmkv.cli.console import (
     check_writable,
@@ -23,7 +24,7 @@ from langchain_swarmkv.cli.console import (
 from langchain_swarmkv.errors import ConfigurationError, SnapshotError
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
 from langchain_swarmkv.snapshots.snapshot import prefix_namespace
-from langchain_swarmkv.snapshots.snapshot_file import read_snapshot, save_snapshot
+from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
 
 __all__ = ["read_key", "snapshots_app"]
 
@@ -160,11 +161,12 @@ def read_key(path: Path | None) -> bytes | None:
 
     Raises:
         ConfigurationError: it cannot be read, or is no key.
+        SnapshotStorageError: it is in a home that there is not.
     """
     if path is None:
         return None
     try:
-        data = path.expanduser().read_bytes()
+        data = expanded(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {str(path)!r}: {error.strerror}.") from error
     text = data.strip()
@@ -174,7 +176,7 @@ def read_key(path: Path | None) -> bytes | None:
 
 
 def _open(folder: Path, key_file: Path | None, *, make: bool = False) -> DiskSnapshotStore:
-    if not make and not folder.expanduser().is_dir():
+    if not make and not expanded(folder).is_dir():
         raise ConfigurationError(f"there is no folder {str(folder)!r}.")
     return DiskSnapshotStore(folder, key=read_key(key_file))
 
@@ -248,12 +250,17 @@ def _print_table(console: Console, files: list[StoredFile]) -> None:
         head = file.head
         table.add_row(
             file.path.stem[:12],
-            head.metadata.model_name if head else "(cannot be used)",
+            Text(_printable(head.metadata.model_name) if head else "(cannot be used)"),
             f"{head.num_tokens:,}" if head else "",
             f"{file.num_bytes / 1e6:,.1f}",
             f"{_used(file):%Y-%m-%d %H:%M}",
         )
     console.print(table)
+
+
+def _printable(text: str) -> str:
+    """Without what would command a terminal: whoever wrote the file chose the text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _used(file: StoredFile) -> datetime:

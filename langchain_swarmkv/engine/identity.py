@@ -25,7 +25,7 @@ class IdentityDifference:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Names and digests, as text. The layout of V is no part of it: states are rewritten."""
+    """Names and digests, as text."""
 
     architecture: str
     tokenizer: str
@@ -40,6 +40,9 @@ class ModelIdentity:
     """The version that wrote the states; another one may lay them out differently."""
     adapters: str = ""
     """Digests and scales of the adapters, in order; empty without any."""
+    kernel: str = ""
+    """The attention kernel, where it alone can use a state; empty where V is rewritten for the
+    other one, or is not there."""
 
     @cached_property
     def digest(self) -> str:

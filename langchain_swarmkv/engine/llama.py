@@ -52,6 +52,7 @@ __all__ = ["LlamaEngine", "available_cores"]
 _STATE_HEADER = struct.Struct("<8s32sQQ32s")
 _STATE_MAGIC = b"SWARMKV2"
 _CHECKSUM_COLUMNS = 4096
+_KERNELS = {True: "flash attention", False: "plain attention", None: "llama.cpp's choice"}
 _MAX_RUNNING_ON_CPU = 16
 """Each token attends over the cells of all that run, so more at once may take longer in all; see
 docs/performance.md."""
@@ -123,7 +124,14 @@ class LlamaEngine(Engine):
             name=config.model_path.stem,
             architecture=architecture,
             identity=_identity(
-                config, [one.result() for one in digests], architecture, self.tokenizer.digest
+                config,
+                [one.result() for one in digests],
+                architecture,
+                self.tokenizer.digest,
+                # A cache that grows but is of another form holds a V that nobody can rewrite.
+                kernel=_KERNELS[settings.flash_attention]
+                if self._form is None and kv_bytes_per_token > 0
+                else "",
             ),
             n_vocab=model.n_vocab,
             n_ctx_train=model.n_ctx_train,
@@ -325,6 +333,8 @@ class LlamaEngine(Engine):
                 f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
                 f"are not those of {num_tokens} tokens of this model."
             )
+        if not state.is_finite:
+            raise SequenceError("the state holds what is no number, which no model computes.")
         if state.is_transposed == self._form.is_transposed:
             return payload
         return memoryview(state.rewrite(transposed=self._form.is_transposed))
@@ -416,7 +426,12 @@ def available_cores() -> int:
 
 
 def _identity(
-    config: EngineConfig, digests: Sequence[str], architecture: str, tokenizer: str
+    config: EngineConfig,
+    digests: Sequence[str],
+    architecture: str,
+    tokenizer: str,
+    *,
+    kernel: str,
 ) -> ModelIdentity:
     """The digests are those of the model file and of each adapter's."""
     weights, *of_adapters = digests
@@ -433,4 +448,5 @@ def _identity(
             f"{digest} x {adapter.scale}"
             for digest, adapter in zip(of_adapters, config.adapters, strict=True)
         ),
+        kernel=kernel,
     )

@@ -43,6 +43,16 @@ _WORDS: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u2"),
     30: np.dtype("<u2"),
 }
+# For each type the bits of an exponent that no value has which a model computes, as a word's value,
+# and the bytes from one such word to the next: in quantised blocks (Q4_0, Q8_0) the scale alone.
+# Of F32 and BF16 these are 2**97 and more, so that no product with a query overflows.
+_EXPONENTS: dict[int, tuple[str, int, int]] = {
+    0: ("<u4", 0x7000_0000, 4),
+    1: ("<u2", 0x7C00, 2),
+    30: ("<u2", 0x7000, 2),
+    2: ("<u2", 0x7C00, 18),
+    8: ("<u2", 0x7C00, 34),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +120,19 @@ class SequenceState:
         """
         return tuple(
             (layer.k_type, layer.k.shape[1], layer.v_type, layer.v.size // self.num_cells)
+            for layer in self.layers
+        )
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all K and V are numbers that attention can mask.
+
+        Plain attention adds minus infinity to what a sequence must not see, and multiplies its V
+        by zero: infinities and what is no number go through both, into every sequence of the pool,
+        even from cells that were freed.
+        """
+        return all(
+            _is_finite(layer.k_type, layer.k) and _is_finite(layer.v_type, layer.v)
             for layer in self.layers
         )
 
@@ -208,6 +231,12 @@ def _check_cells(cells: npt.NDArray[Any], seq_id: int) -> None:
         raise SequenceError(f"not all of the {len(cells)} cells belong to sequence {seq_id} alone.")
     if np.any(positions < 0) or len(np.unique(positions)) != len(positions):
         raise SequenceError(f"a position among {len(cells)} cells is negative or there twice.")
+
+
+def _is_finite(kind: int, values: Bytes) -> bool:
+    word, exponent, stride = _EXPONENTS[kind]
+    words = values.reshape(-1, stride)[:, : np.dtype(word).itemsize].view(word)
+    return bool(np.max(words & exponent) < exponent)
 
 
 def _word(kind: int) -> np.dtype[Any]:

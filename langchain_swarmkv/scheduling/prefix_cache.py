@@ -149,6 +149,10 @@ class PrefixCache:
         held = [seq_id for seq_id, resident in self._residents.items() if resident.pins]
         return self._ledger.num_cells - self._ledger.distinct([*held, *self._running])
 
+    def can_ever_hold(self, num_tokens: int) -> bool:
+        """Whether the pool could hold so much, if all left that is not pinned."""
+        return num_tokens <= self._ledger.num_cells - self.cells_pinned
+
     def make_room(self, num_cells: int) -> bool:
         """Evict unpinned residents, least recently used first, until `num_cells` are free.
 

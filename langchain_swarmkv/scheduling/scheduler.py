@@ -242,9 +242,13 @@ class Scheduler:
         """
         num_matched = match.num_tokens if match else 0
         stored, source = request.take_fetched(), PrefixSource.DISK
+        if stored is not None and stored.num_tokens <= num_matched:
+            return True  # another request waited for the same file, and has restored it
         if stored is None:
             found = self._find(request, num_matched + MIN_SHARED_TOKENS)
             if found is None or not self._is_quicker(found, found.found.num_tokens - num_matched):
+                return True
+            if not self.cache.can_ever_hold(found.found.snapshot_tokens):
                 return True
             shared = request.token_ids[: found.found.num_tokens]
             if found.tier is Tier.DISK:

@@ -156,8 +156,8 @@ class SwarmEngine:
 
         Raises:
             ConfigurationError: `persist` without a folder or store for snapshots.
-            InvalidRequestError: an empty prompt, a token id outside the vocabulary, or a pin that
-                is no string.
+            InvalidRequestError: an empty prompt, a token id outside the vocabulary, or a pin or a
+                cache_salt that is no string.
             ContextBudgetError: prompt and max_tokens can never fit.
             GrammarError: the grammar is too large or too deeply nested to be given to llama.cpp.
                 (One that does not parse fails the request instead.)
@@ -236,6 +236,10 @@ class SwarmEngine:
                 )
 
     def _namespace(self, cache_salt: str) -> str:
+        if not isinstance(cache_salt, str):
+            raise InvalidRequestError(
+                f'cache_salt is a {type(cache_salt).__name__}; give a string, or none for "".'
+            )
         return prefix_namespace(self.facts.identity.digest, cache_salt)
 
     def release(self, pin: str) -> bool:

@@ -31,6 +31,7 @@ from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.snapshot_file import (
     TEMPORARY_SUFFIX,
     SnapshotHead,
+    expanded,
     read_head,
     read_snapshot,
     storage_error,
@@ -95,7 +96,7 @@ class DiskSnapshotStore(SnapshotStore):
             raise ConfigurationError(
                 f"max_bytes is {max_bytes}, but must be at least 0", max_bytes=max_bytes
             )
-        self.path = Path(path).expanduser().absolute()
+        self.path = expanded(path).absolute()
         self.max_bytes = max_bytes
         self._compression = _checked_compression(compression)
         self.cipher = None if key is None else SnapshotCipher(key)
@@ -340,7 +341,7 @@ class DiskSnapshotStore(SnapshotStore):
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     match = _NAME.fullmatch(entry.name)
-                    if match is not None:
+                    if match is not None and not entry.is_dir(follow_symlinks=False):
                         with suppress(FileNotFoundError):  # it has just been evicted
                             seen[match["key"]] = entry.stat(follow_symlinks=False)
         for key in [key for key in self._files if key not in seen]:

@@ -51,6 +51,7 @@ from langchain_swarmkv.snapshots.wrapping import (
 __all__ = [
     "TEMPORARY_SUFFIX",
     "SnapshotHead",
+    "expanded",
     "open_no_follow",
     "read_head",
     "read_snapshot",
@@ -216,9 +217,21 @@ def save_snapshot(path: Path, snapshot: KVSnapshot, cipher: SnapshotCipher | Non
     return num_bytes
 
 
+def expanded(path: Path | str) -> Path:
+    """The path with its `~` resolved.
+
+    Raises:
+        SnapshotStorageError: there is no such home.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise storage_error(Path(path), "used", error) from error
+
+
 def storage_error(path: Path, verb: str, error: Exception) -> SnapshotStorageError:
     """What the file system said, as an error of this package."""
-    reason = getattr(error, "strerror", None) or error
+    reason = getattr(error, "strerror", None) or str(error).rstrip(".")
     return SnapshotStorageError(f"{path} cannot be {verb}: {reason}.", path=str(path))
 
 

@@ -182,7 +182,9 @@ def test_a_state_of_one_kernel_serves_the_other(
     prompts = [document + _tokens(seed, 30) for seed in range(500, 504)]
     second = _tiny_config(tiny_llama, flash_attention=other, **f16)
     with SwarmEngine(second, snapshot_dir=tmp_path) as engine:
-        results = _fan_out(engine, prompts)
+        # One by one, as the oracle: of 64 queries and more flash attention sums V in F32, of fewer
+        # in F16, and that alone moves logits by up to 0.06.
+        results = [engine.submit(prompt, GREEDY, keep_prefix=False).result() for prompt in prompts]
         engine.check()
         assert engine.statistics().num_prefill_tokens == 4 * 30
     with Oracle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_list_shows_what_the_salt_may_see(folder: Path) -> None:
     (theirs,) = listed(folder, "--cache-salt", "tenant")
     assert theirs["key"] == TENANT.key
     assert "tenant" not in json.dumps(theirs)
+
+
+def test_a_models_name_is_text(tmp_path: Path) -> None:
+    """H5: a file's metadata are no markup and no commands to the terminal."""
+    with DiskSnapshotStore(tmp_path) as store:
+        store.put(dataclasses.replace(A, model_name="m[/v1][b]\x1b]0;x\x07"))
+    result = swarmkv("snapshots", "list", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "m[/v1][b]" in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_show_names_the_identity(folder: Path) -> None:
@@ -118,6 +129,49 @@ def test_export_and_import(folder: Path, tmp_path: Path) -> None:
     assert listed(secret, "--key-file", key_file)[0]["encrypted"] is True
 
 
+def test_export_and_import_follow_no_link(folder: Path, tmp_path: Path) -> None:
+    """H4: a link at the target is replaced, one at the source is refused, one in the folder too."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (tmp_path / "out.kv").symlink_to(outside)
+    assert swarmkv("snapshots", "export", folder, A.key, tmp_path / "out.kv").exit_code == 0
+    assert read_snapshot(tmp_path / "out.kv") == A
+    (tmp_path / "link.kv").symlink_to(tmp_path / "out.kv")
+    result = swarmkv("snapshots", "import", folder, tmp_path / "link.kv")
+    assert result.exit_code == 1
+    assert "symbolic link" in result.stderr
+    (folder / f"{'0' * 64}.swarmkv").symlink_to(outside)
+    assert swarmkv("snapshots", "verify", folder).exit_code == 1
+    assert swarmkv("snapshots", "prune", folder, "--damaged").exit_code == 0
+    assert outside.read_text() == "mine"
+    assert keys(folder) == {A.key, B.key, C.key, TENANT.key}
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/x", "a/../../x", "..\\x", "", ".", "CON", "x" * 300])
+def test_a_key_is_no_path(key: str, folder: Path, tmp_path: Path) -> None:
+    """H4: whatever it says, no file but the folder's is shown or exported."""
+    for command in (("show", folder, key), ("export", folder, key, tmp_path / "out.kv")):
+        assert_refused(swarmkv("snapshots", *command), "list")
+    assert not (tmp_path / "out.kv").exists()
+
+
+def test_another_salts_snapshot_is_neither_shown_nor_exported(folder: Path, tmp_path: Path) -> None:
+    """H2: by its whole key, with the answer that a key nobody has gets."""
+    out = tmp_path / "out.kv"
+    for key, salt in ((TENANT.key, ""), (TENANT.key, "other"), (A.key, "tenant")):
+        for command in (("show", folder, key), ("export", folder, key, out)):
+            result = swarmkv("snapshots", *command, "--cache-salt", salt)
+            nobodys = swarmkv(
+                "snapshots", command[0], folder, "0" * 64, *command[3:], "--cache-salt", salt
+            )
+            assert result.stderr.replace(key, "0" * 64) == nobodys.stderr
+            assert result.exit_code == nobodys.exit_code == 2
+    assert not out.exists()
+    result = swarmkv("snapshots", "export", folder, TENANT.key, out, "--cache-salt", "tenant")
+    assert result.exit_code == 0
+    assert read_snapshot(out) == TENANT
+
+
 @pytest.mark.parametrize("command", ["list", "verify", "prune --all", "show abc", "export abc out"])
 def test_a_folder_that_is_not_there_is_refused(command: str, tmp_path: Path) -> None:
     """And not made."""
@@ -134,6 +188,8 @@ def test_wrong_files_and_keys_are_refused(folder: Path, tmp_path: Path) -> None:
     for arguments in (
         ("list", folder, "--key-file", tmp_path / "short"),
         ("list", folder, "--key-file", tmp_path / "absent"),
+        ("list", folder, "--key-file", "~no-such-user/key"),
+        ("list", "~no-such-user/kv"),
         ("import", folder, tmp_path / "foreign"),
         ("import", folder, tmp_path / "absent"),
         ("export", folder, A.key, tmp_path / "no" / "folder"),

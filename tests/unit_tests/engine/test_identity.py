@@ -121,6 +121,27 @@ def test_what_does_not_change_kv_keeps_the_identity(
     assert identity(tiny_llama, **options) == identity(tiny_llama)
 
 
+@pytest.mark.parametrize("architecture", ["gemma3", "jamba", "mamba", "qwen3"])
+def test_a_kernel_counts_where_no_state_can_be_rewritten_for_the_other(
+    tiny_gguf: TinyGguf, architecture: str
+) -> None:
+    """Windows and hybrids; a recurrent state has no V. Whoever is called equal takes the state."""
+    engines = [
+        open_engine(tiny_gguf(architecture), flash_attention=kernel)
+        for kernel in (FlashAttention.ON, FlashAttention.OFF)
+    ]
+    difference = engines[0].facts.identity.difference(engines[1].facts.identity)
+    if architecture in ("gemma3", "jamba"):
+        assert difference is not None
+        assert difference.field == "kernel"
+    else:
+        assert difference is None
+        append(engines[0], 0, DOCUMENT[:40])
+        engines[1].restore(1, engines[0].save(0), 40)
+    for engine in engines:
+        engine.close()
+
+
 def test_a_large_file_is_read_once(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

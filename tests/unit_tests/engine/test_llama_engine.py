@@ -189,6 +189,29 @@ ROUNDING = {
 """Measured: 0, 0.01, 0.07, 0.2 and 2.1. The last is as much as a lost first token moves."""
 
 
+@pytest.mark.parametrize("architecture", ATTENTION_ARCHITECTURES)
+@pytest.mark.parametrize("first", [FlashAttention.ON, FlashAttention.OFF])
+def test_a_state_goes_to_the_other_kernel_and_back_bit_for_bit(
+    tiny_gguf: TinyGguf, architecture: str, first: FlashAttention
+) -> None:
+    """From one sequence to another in an engine with the other kernel, and into its own again."""
+    second = FlashAttention.OFF if first is FlashAttention.ON else FlashAttention.ON
+    one, other = (
+        LlamaEngine(tiny_config(tiny_gguf(architecture), flash_attention=kernel))
+        for kernel in (first, second)
+    )
+    append(one, 3, DOCUMENT)
+    state = one.save(3)
+    for seq_id in (0, 5):
+        other.restore(seq_id, state, len(DOCUMENT))
+        assert other.save(seq_id) != state
+        one.clear(3)
+        one.restore(3, other.save(seq_id), len(DOCUMENT))
+        assert one.save(3) == state
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize("kv_type", list(KVType))
 def test_every_kv_type_computes_saves_and_restores(tiny_llama: Path, kv_type: KVType) -> None:
     """Logits near those of F32 cells; a restored state continues as the original does."""

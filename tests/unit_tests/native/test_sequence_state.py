@@ -25,7 +25,7 @@ KERNELS_TOLERANCE = 0.06
 move logits by over 2, another token by over 9; that the bytes are right is shown on bytes."""
 NUM_CELLS = 512
 N_EMBD_V = N_HEAD_KV * HEAD_DIM
-F32, F16, Q8_0, BF16 = 0, 1, 8, 30  # enum ggml_type; llama_cpp does not name all of them
+F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30  # enum ggml_type; llama_cpp does not name all of them
 KV_TYPES = [(F32, F32), (F16, F16), (BF16, BF16), (Q8_0, F16), (F16, BF16)]
 
 _rng = np.random.default_rng(11)
@@ -296,6 +296,37 @@ def test_a_slice_without_cells_is_an_empty_state(tiny_llama: Path, first: int, e
         assert empty == context.save(0)
     assert SequenceState.parse(empty).num_cells == 0
     assert rewritten(empty, transposed=False) == empty
+
+
+NO_NUMBERS: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    F32: ((1e28, -1e28, 0.0), (np.inf, -np.inf, np.nan, 1e38)),
+    F16: ((65504.0, -65504.0), (np.inf, -np.inf, np.nan)),
+    Q8_0: ((65504.0, -65504.0), (np.inf, -np.inf, np.nan)),
+    Q4_0: ((65504.0, -65504.0), (np.inf, -np.inf, np.nan)),
+}
+"""For each type what K may hold, in a block the scale, and what goes through attention's mask."""
+
+
+@pytest.mark.parametrize("kv_type", NO_NUMBERS)
+def test_what_is_no_number_is_seen_in_every_layer(tiny_llama: Path, kv_type: int) -> None:
+    """The first value of K and of V in each; large ones that a model may compute pass."""
+    with (
+        RawModel(tiny_llama) as model,
+        RawContext(model, 256, kv_type=kv_type, flash_attention=True) as context,
+    ):
+        context.prefill(0, list(range(40, 60)))
+        data = context.save(0)
+    assert SequenceState.parse(data).is_finite
+    fine, wrong = NO_NUMBERS[kv_type]
+    width = np.float32 if kv_type == F32 else np.float16
+    for layer in SequenceState.parse(data).layers:
+        for values in (layer.k, layer.v):
+            offset = data.index(values[0].tobytes())
+            for number in (*fine, *wrong):
+                changed = bytearray(data)
+                word = np.array(number, dtype=width).tobytes()
+                changed[offset : offset + len(word)] = word
+                assert SequenceState.parse(bytes(changed)).is_finite == (number in fine)
 
 
 def test_a_quantised_v_cannot_be_transposed(tiny_llama: Path) -> None:

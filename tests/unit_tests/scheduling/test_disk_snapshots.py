@@ -13,16 +13,21 @@ from typing import Any
 import pytest
 
 from langchain_swarmkv.config import SamplingParams, SnapshotPolicy
+from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import (
     ConfigurationError,
+    ContextBudgetError,
+    DecodeFatalError,
     RequestCancelledError,
     RequestTimeoutError,
+    SequenceError,
     SnapshotError,
     SnapshotMismatchError,
     SnapshotStorageError,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots import snapshot_file
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -163,6 +168,43 @@ def test_another_salt_finds_nothing(tmp_path: Path) -> None:
             assert handle.result(WAIT_SECONDS).statistics.num_cached_tokens == expected
 
 
+@pytest.mark.parametrize("policy", ["write_through", "never"])
+def test_a_guess_at_another_tenants_prompt_takes_the_work_of_a_prompt_nobody_stored(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H2: no time can tell them apart: as many tokens, steps, files opened and snapshots made."""
+    opened: list[str] = []
+    open_no_follow = snapshot_file.open_no_follow
+    monkeypatch.setattr(
+        snapshot_file, "open_no_follow", lambda path: opened.append(path) or open_no_follow(path)
+    )
+    with swarm(tmp_path, policy) as engine:
+        engine.submit(DOCUMENT, PREFILL, cache_salt="tenant a", persist=True).result(WAIT_SECONDS)
+        engine.flush()
+
+    def work_of(tokens: list[int], salt: str) -> tuple[Any, ...]:
+        copy = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        copy.mkdir()
+        for path in tmp_path.glob("*.swarmkv"):
+            (copy / path.name).write_bytes(path.read_bytes())
+        with swarm(copy, policy) as engine:
+            opened.clear()
+            result = engine.submit([*tokens, 1], PREFILL, cache_salt=salt).result(WAIT_SECONDS)
+            engine.flush()
+            seen, request = engine.statistics(), result.statistics
+            return (
+                (request.num_cached_tokens, request.num_computed_tokens, request.prefix_source),
+                (seen.num_steps, seen.num_forks, seen.num_restores, seen.prefix_cache_hits),
+                (seen.num_disk_reads, seen.num_disk_writes, seen.num_disk_failures),
+                len(opened),
+            )
+
+    nobodys = piece("Never stored", 400)
+    for salt in ("tenant b", ""):
+        assert work_of(DOCUMENT, salt) == work_of(nobodys, salt)
+    assert work_of(DOCUMENT, "tenant a") != work_of(nobodys, "tenant a")
+
+
 class SlowStore(DiskSnapshotStore):
     """Reading waits until it is let."""
 
@@ -198,6 +240,38 @@ def test_others_decode_while_a_snapshot_is_read(tmp_path: Path) -> None:
             assert answer_of(result) == answer_alone([*DOCUMENT, number], SHORT)
             assert result.statistics.num_cached_tokens == 400
         assert store.num_gets == 1
+
+
+def test_branches_that_wait_for_one_file_restore_it_once(tmp_path: Path) -> None:
+    """Those after the first fork what it brought back: one copy of the document in the pool."""
+    stored_document(tmp_path)
+    store = SlowStore(tmp_path)
+    with open_swarm(FakeEngine(num_cells=4000), snapshot_store=store) as engine:
+        waiting = [engine.submit([*DOCUMENT, n], SHORT, keep_prefix=False) for n in range(4)]
+        store.gate.set()
+        for handle in waiting:
+            assert handle.result(WAIT_SECONDS).statistics.num_cached_tokens == 400
+        statistics = engine.statistics()
+        assert statistics.num_restores == 1
+        assert statistics.cells_used == 400
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_a_snapshot_that_the_pool_can_never_hold_is_not_read(
+    memory_bytes: int, tmp_path: Path
+) -> None:
+    """Written by an engine with a larger pool: each request would read it, and compute."""
+    with swarm(tmp_path) as engine:
+        engine.submit([*DOCUMENT, *piece("more", 500)], PREFILL).result(WAIT_SECONDS)
+    with open_swarm(
+        FakeEngine(num_cells=600),
+        snapshot_dir=tmp_path,
+        snapshot_memory_bytes=memory_bytes,
+        snapshot_policy="never",
+    ) as engine:
+        for number in range(3):
+            assert_answer(engine, [*DOCUMENT, number])
+        assert engine.statistics().num_disk_reads == 0
 
 
 def leave_by_cancelling(engine: SwarmEngine) -> None:
@@ -420,6 +494,136 @@ def test_a_request_that_waits_for_the_disk_can_be_cancelled_and_times_out(tmp_pa
             is_going_on.set()
         engine.submit(DOCUMENT, PREFILL, persist=True).result(WAIT_SECONDS)
         assert engine.statistics().num_disk_writes >= 1
+
+
+def test_a_snapshot_that_no_store_has_room_for_costs_nothing_but_its_computing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No memory at all, and a disk smaller than one file: right answers, told and counted."""
+    store = DiskSnapshotStore(tmp_path, 1000)
+    with open_swarm(
+        FakeEngine(num_cells=500), snapshot_memory_bytes=0, snapshot_store=store
+    ) as engine:
+        for _ in range(2):
+            for name in "AB":
+                document = piece(f"{name} document", 400)
+                assert_answer(engine, [*document, 1])
+                engine.submit(document, PREFILL).result(WAIT_SECONDS)
+                engine.flush()
+        statistics = engine.statistics()
+        engine.check()
+    assert list(tmp_path.glob("*.swarmkv")) == []
+    assert statistics.num_disk_writes == statistics.num_restores == statistics.store_bytes == 0
+    assert statistics.num_disk_failures >= 4
+    assert "no room in" in caplog.text
+
+
+def test_without_memory_the_disk_alone_serves(tmp_path: Path) -> None:
+    """`snapshot_memory_bytes=0`: what leaves the pool comes back from its file."""
+    documents = [piece(f"{name} document", 400) for name in "ABC"]
+    fake = FakeEngine(num_cells=500, step_seconds=0.03)
+    with open_swarm(fake, snapshot_memory_bytes=0, snapshot_dir=tmp_path) as engine:
+        for _ in range(2):
+            for document in documents:
+                assert_answer(engine, [*document, 1])
+                engine.submit(document, PREFILL).result(WAIT_SECONDS)
+                engine.flush()
+        assert engine.statistics().num_disk_reads >= 3
+        assert engine.statistics().store_bytes == 0
+        engine.check()
+
+
+def test_pins_and_streams_hold_what_they_use_and_let_go_on_every_path(tmp_path: Path) -> None:
+    """C6: room for two documents; A and B stream and are pinned, C waits, then is refused.
+
+    Then a restore fails half-way, a branch runs out of time, and pins are released twice.
+    """
+    a, b, c = (piece(f"{name} document", 400) for name in "ABC")
+    stored_documents = [piece("Stored", 400), piece("Torn", 400)]
+    with swarm(tmp_path) as engine:
+        for document in stored_documents:
+            engine.submit(document, PREFILL).result(WAIT_SECONDS)
+    fake = FakeEngine(num_cells=1000, step_seconds=0.001)
+    with open_swarm(fake, snapshot_dir=tmp_path, snapshot_policy="never") as engine:
+        for document, pin in ((a, "A"), (b, "B"), (b, "B")):
+            engine.submit(document, PREFILL, pin=pin).result(WAIT_SECONDS)
+        long = SamplingParams(max_tokens=90, ignore_eos=True)
+        streams = [engine.submit([*d, 1], long, keep_prefix=False) for d in (a, b)]
+        for stream in streams:
+            next(iter(stream))
+        waiting = engine.submit([*c, 1], SHORT, keep_prefix=False)
+        with pytest.raises(ContextBudgetError, match="pinned"):
+            waiting.result(WAIT_SECONDS)  # when both streams have ended, and not before
+        for stream, document in zip(streams, (a, b), strict=True):
+            assert answer_of(stream.result(WAIT_SECONDS)) == answer_alone([*document, 1], long)
+        assert engine.statistics().num_pinned_prefixes == 2
+        assert engine.release("A")
+        assert not engine.release("A")
+        assert_answer(engine, [*c, 1])
+        # B stays where it is, whatever fails beside it.
+        restore = fake.restore
+
+        def torn(seq_id: int, state: bytes, num_tokens: int) -> None:
+            raise SequenceError("torn")
+
+        fake.restore = torn  # type: ignore[method-assign]
+        assert assert_answer(engine, [*stored_documents[1], 1]).num_cached_tokens == 0
+        fake.restore = restore  # type: ignore[method-assign]
+        slow = SamplingParams(max_tokens=100, ignore_eos=True)
+        with pytest.raises(RequestTimeoutError):
+            engine.submit([*b, 2], slow, timeout_seconds=0.03).result(WAIT_SECONDS)
+        assert assert_answer(engine, [*stored_documents[0], 1]).num_cached_tokens == 400
+        assert engine.is_resident(b)
+        assert engine.release("B")
+        assert not engine.release("B")
+        statistics = engine.statistics()
+        assert (statistics.num_pinned_prefixes, statistics.cells_pinned) == (0, 0)
+        assert_answer(engine, [*c, 2])
+        engine.check()
+
+
+def test_ids_come_back_while_documents_come_and_go(tmp_path: Path) -> None:
+    """D4: 4 ids, 400 branches over 8 stored documents, a third of them cancelled or failing."""
+    documents = [piece(f"{name} document", 100) for name in "ABCDEFGH"]
+    with swarm(tmp_path) as engine:
+        for document in documents:
+            engine.submit(document, PREFILL).result(WAIT_SECONDS)
+
+    def fail_some(batch: Batch) -> None:
+        if batch.tokens[-1] == 7:
+            raise DecodeFatalError("torn", return_code=-3)
+
+    fake = FakeEngine(num_cells=450, max_sequences=4, on_decode=fail_some)
+    with open_swarm(fake, snapshot_dir=tmp_path, snapshot_memory_bytes=2000) as engine:
+        for number in range(400):
+            prompt = [*documents[number * 5 % 8], 7 if number % 6 == 5 else 40]
+            handle = engine.submit(prompt, SHORT, keep_prefix=number % 2 == 0)
+            if number % 6 == 2:
+                handle.cancel()
+            try:
+                assert answer_of(handle.result(WAIT_SECONDS)) == answer_alone(prompt, SHORT)
+            except (DecodeFatalError, RequestCancelledError):
+                assert number % 3 == 2
+        statistics = engine.statistics()
+        assert statistics.num_disk_reads > 0
+        assert statistics.sequences_used == statistics.num_resident_prefixes <= 4
+        engine.check()
+
+
+def test_the_pool_keeps_its_promises_when_a_document_comes_back(tmp_path: Path) -> None:
+    """D6: pool 512, 300 tokens from disk, branches of 20, 20 and 150: none is cut, none is lost."""
+    document = DOCUMENT[:300]
+    with swarm(tmp_path) as engine:
+        engine.submit(document, PREFILL).result(WAIT_SECONDS)
+    with swarm(tmp_path, num_cells=512) as engine:
+        handles = []
+        for number, max_tokens in enumerate((20, 20, 150)):
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            prompt = [*document, number]
+            handles.append((engine.submit(prompt, params, keep_prefix=False), prompt, params))
+        for handle, prompt, params in handles:
+            assert answer_of(handle.result(WAIT_SECONDS)) == answer_alone(prompt, params)
+        engine.check()
 
 
 # -- by hand ---------------------------------------------------------------------------------------

@@ -217,7 +217,16 @@ def test_metadata_are_checked_whoever_sealed_them(tmp_path: Path) -> None:
         {**good, "nonce": "zz"},
     ]
     texts = [json.dumps(item).encode() for item in bad]
-    texts += [b"[" * 60_000, b'{"a":' * 10_000, b"\xff\xfe", b"NaN", b""]
+    texts += [
+        b"[" * 10**6,
+        b"[" * 10**6 + b"]" * 10**6,
+        b"[" * 60_000,
+        b"[" * 30_000 + b"]" * 30_000,
+        b'{"a":' * 10_000,
+        b"\xff\xfe",
+        b"NaN",
+        b"",
+    ]
     for text in texts:
         with pytest.raises(SnapshotError):
             read(resealed(data, text), tmp_path / "file", CIPHER if b"00" * 11 in text else None)
