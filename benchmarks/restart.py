@@ -4,8 +4,9 @@ Restart: a process prefills a document of 3,500 tokens and ends; new ones ask a 
 in turn with and without the folder. What counts is the time to the first answer token, from
 submission, in an engine that is loaded and warm.
 
-Rotation: 12 documents in turn through a pool that holds 3, with memory for 3 more and the disk for
-the rest; time to first token by where the document came from.
+Rotation: questions about 12 documents, some asked for more than others, through a pool that holds
+3, with memory for 3 more and the disk for the rest; time to first token by where the document came
+from.
 
     python benchmarks/restart.py [--document-tokens 3500] [--repeat 5] [--json OUT]
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -157,11 +159,10 @@ def _rotation(arguments: argparse.Namespace) -> dict[str, Any]:
         ) as engine,
     ):
         documents = [_document(engine, size, number) for number in range(NUM_DOCUMENTS)]
-        for turn in range(3):
-            for number in _order(turn):
-                asked = _ask(engine, documents[number])
-                ttft[asked["prefix_source"]].append(asked["ttft_seconds"])
-                engine.submit(documents[number], SamplingParams(max_tokens=0)).result()
+        for number in _order():
+            asked = _ask(engine, documents[number])
+            ttft[asked["prefix_source"]].append(asked["ttft_seconds"])
+            engine.submit(documents[number], SamplingParams(max_tokens=0)).result()
     return {
         "documents": NUM_DOCUMENTS,
         "document_tokens": size,
@@ -176,12 +177,11 @@ def _bytes_per_token(arguments: argparse.Namespace) -> int:
         return engine.facts.kv_bytes_per_token
 
 
-def _order(turn: int) -> list[int]:
-    """All documents, and each neighbour once more, so that every tier has something to give."""
-    order = []
-    for number in range(NUM_DOCUMENTS):
-        order += [number, max(0, number - 1), max(0, number - 4)] if turn else [number]
-    return order
+def _order() -> list[int]:
+    """Every document once, then 72 questions: some documents are asked for more than others."""
+    weights = [1 / (1 + number) for number in range(NUM_DOCUMENTS)]  # Zipf's law
+    later = random.Random(0).choices(range(NUM_DOCUMENTS), weights, k=6 * NUM_DOCUMENTS)
+    return [*range(NUM_DOCUMENTS), *later]
 
 
 def _report(result: dict[str, Any]) -> None:

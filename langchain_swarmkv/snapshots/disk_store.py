@@ -176,7 +176,7 @@ class DiskSnapshotStore(SnapshotStore):
                 match.num_tokens,
                 head.num_tokens,
                 self._files[key].num_bytes,
-                head.metadata.logits_bytes > 0,
+                has_logits=head.metadata.logits_bytes > 0,
             )
 
     def get(

@@ -96,14 +96,7 @@ class MemorySnapshotStore(SnapshotStore):
         if match is None or match.num_tokens < min_tokens:
             return None
         key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)
-        snapshot = self._entries[key].snapshot
-        return FoundPrefix(
-            key,
-            match.num_tokens,
-            snapshot.num_tokens,
-            snapshot.num_bytes,
-            snapshot.num_logits > 0,
-        )
+        return FoundPrefix.of(self._entries[key].snapshot, match.num_tokens)
 
     def snapshots(self) -> list[KVSnapshot]:
         """All that are held, least recently used first."""

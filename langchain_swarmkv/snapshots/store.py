@@ -38,6 +38,17 @@ class FoundPrefix:
     has_logits: bool = False
     """Whether the snapshot has the logits after its last token."""
 
+    @classmethod
+    def of(cls, snapshot: KVSnapshot, num_tokens: int) -> Self:
+        """A snapshot that is at hand and shares `num_tokens` with the prompt."""
+        return cls(
+            snapshot.key,
+            num_tokens,
+            snapshot.num_tokens,
+            snapshot.num_bytes,
+            has_logits=snapshot.num_logits > 0,
+        )
+
 
 @dataclass(frozen=True)
 class StoredPrefix:
@@ -98,16 +109,7 @@ class SnapshotStore(ABC):
     ) -> FoundPrefix | None:
         """What `get` would find. No use, where the store can tell without getting it."""
         stored = self.get(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens)
-        if stored is None:
-            return None
-        snapshot = stored.snapshot
-        return FoundPrefix(
-            snapshot.key,
-            stored.num_tokens,
-            snapshot.num_tokens,
-            snapshot.num_bytes,
-            snapshot.num_logits > 0,
-        )
+        return None if stored is None else FoundPrefix.of(stored.snapshot, stored.num_tokens)
 
     @abstractmethod
     def remove(self, key: str) -> bool:
