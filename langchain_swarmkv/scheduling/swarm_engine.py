@@ -7,17 +7,10 @@ caller ── submit ──> inbox ──> EngineLoop (one thread) ── Schedu
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import logging
 import os
-import threading
 import warnings
-import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,41 +20,24 @@ from typing_extensions import Self
 
 from langchain_swarmkv.config import EngineConfig, SamplingParams, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine, EngineLimits, ModelFacts, Tokenizer
-from langchain_swarmkv.engine.factory import open_engine
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.errors import (
     ConfigurationError,
     ContextBudgetError,
-    DeviceLockTimeoutError,
-    EngineClosedError,
-    ForkedProcessError,
     InvalidRequestError,
     SnapshotError,
     SnapshotMismatchError,
 )
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
+from langchain_swarmkv.scheduling.engine_loop import EngineLoop, Stores
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
-from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
 from langchain_swarmkv.snapshots.store import SnapshotStore
-from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.statistics import EngineStatistics
 
 __all__ = ["SwarmEngine"]
-
-_log = logging.getLogger(__name__)
-
-_DISK_SLICE_SECONDS = 0.02
-"""How long an engine that waits for a file alone waits before it looks at cancels and deadlines."""
-
-_LOCK_SLICE_SECONDS = 1.0
-"""How long the engine thread waits for the device before it looks at cancels and deadlines."""
-
-_GATHER_SECONDS = 0.01
-"""How long an idle engine waits for another request after one came: agents start together, and
-each one that misses the first step waits for all of it."""
 
 
 class SwarmEngine:
@@ -110,8 +86,8 @@ class SwarmEngine:
         policy = _checked_policy(snapshot_policy)
         if snapshot_dir is not None:
             snapshot_store = DiskSnapshotStore(snapshot_dir)
-        stores = _Stores(MemorySnapshotStore(snapshot_memory_bytes), snapshot_store, policy)
-        self._loop = _EngineLoop(engine, stores, device_locks or _process_device_locks())
+        stores = Stores(MemorySnapshotStore(snapshot_memory_bytes), snapshot_store, policy)
+        self._loop = EngineLoop(engine, stores, device_locks or _process_device_locks())
         self._loop.start()
         self.facts: ModelFacts = self._loop.engine.facts
         self.limits: EngineLimits = self._loop.engine.limits
@@ -352,7 +328,7 @@ class SwarmEngine:
         self.close()
 
     def __del__(self) -> None:
-        loop: _EngineLoop | None = getattr(self, "_loop", None)
+        loop: EngineLoop | None = getattr(self, "_loop", None)
         if loop is not None and not loop.closed and os.getpid() == loop.pid:
             # NOTE: no waiting for the engine thread. The collector runs this on any thread, which
             # may hold what the engine thread needs to get to its end.
@@ -372,254 +348,6 @@ def _what_would_fit(limit_name: str, limit: int, num_prompt_tokens: int) -> str:
     return f"Even without an answer it does not fit: {more}shorten the prompt."
 
 
-class _EngineLoop:
-    """The engine thread. It alone touches the `Engine`, from loading to closing."""
-
-    def __init__(
-        self,
-        engine: EngineConfig | Engine,
-        stores: _Stores,
-        device_locks: DeviceLockManager,
-    ) -> None:
-        self._source = engine
-        self._stores = stores
-        self.has_disk = stores.disk is not None
-        self._device_locks = device_locks
-        self._mixed_prefill_tokens = (
-            engine.mixed_prefill_tokens if isinstance(engine, EngineConfig) else 128
-        )
-        # Re-entrant: the collector may call `stop` in the middle of one of the sections below.
-        self._changed = threading.Condition(threading.RLock())
-        self._inbox: deque[Request] = deque()
-        self._calls: deque[_Call] = deque()
-        self._is_started = threading.Event()
-        self._has_ended = threading.Event()
-        self._is_closing = False
-        self._cause: BaseException | None = None
-        self._last_statistics: EngineStatistics | None = None
-        self.pid = os.getpid()
-        self.engine: Engine
-        self.scheduler: Scheduler
-        self._thread = threading.Thread(target=self._main, name="swarmkv-engine", daemon=True)
-
-    # -- any thread ------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Load the engine on its thread and wait for it."""
-        # A daemon thread in native code while the interpreter is torn down would crash it.
-        _open_loops.add(self)
-        self._thread.start()
-        try:
-            self._is_started.wait()
-        except BaseException:  # an interrupt: nobody is left who could close what gets loaded
-            self.stop()
-            raise
-        if self._cause is not None:
-            self._thread.join()
-            raise self._cause
-
-    @property
-    def closed(self) -> bool:
-        return self._is_closing
-
-    def check_process(self) -> None:
-        if os.getpid() != self.pid:
-            raise ForkedProcessError("This engine belongs to the parent process.")
-
-    def check_usable(self) -> None:
-        self.check_process()
-        if self._is_closing:
-            raise EngineClosedError(
-                f"Open a new engine; this one was closed{closed_by(self._cause)}"
-            ) from self._cause
-
-    def submit(self, request: Request) -> None:
-        with self._changed:
-            self.check_usable()
-            self._inbox.append(request)
-            self._changed.notify()
-
-    def cancel(self, request: Request) -> None:
-        # NOTE: called from __del__ too, at any moment and on any thread, so it takes no lock: the
-        # flag is seen at the next step, and an engine with this request is stepping or about to.
-        request.cancelled = True
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the engine thread between two steps and wait for it."""
-        if threading.current_thread() is self._thread:
-            function()  # asked for by a progress callback, which would wait for itself
-            return
-        call = _Call(function)
-        with self._changed:
-            self.check_usable()
-            self._calls.append(call)
-            self._changed.notify()
-        call.wait()
-
-    def flush(self) -> None:
-        try:
-            self._tiers.flush()
-        except RuntimeError:  # its threads have ended
-            self.check_usable()
-            raise
-
-    def insert(self, snapshot: KVSnapshot) -> bool:
-        if self._tiers.memory.put(snapshot):
-            return True
-        writing = self._tiers.write(snapshot, must=True)
-        if writing is not None:
-            writing.result()
-        return writing is not None
-
-    def statistics(self) -> EngineStatistics:
-        if self._last_statistics is not None:
-            return self._last_statistics
-        return self.scheduler.statistics()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-
-    def close(self) -> None:
-        if os.getpid() != self.pid:
-            return  # the parent's engine: nothing of it can or must be freed here
-        self.stop()
-        if threading.current_thread() is not self._thread:
-            # NOTE: a join that Ctrl-C interrupted takes the thread for ended ever after.
-            self._has_ended.wait()
-            self._thread.join()
-
-    # -- the engine thread -----------------------------------------------------------------------
-
-    def _main(self) -> None:
-        try:
-            self._run()
-        finally:
-            self._has_ended.set()
-
-    def _run(self) -> None:
-        try:
-            self.engine = (
-                self._source if isinstance(self._source, Engine) else open_engine(self._source)
-            )
-            self._tiers = SnapshotTiers(
-                self._stores.memory,
-                can_cut=self.engine.limits.can_cut,
-                disk=self._stores.disk,
-                policy=self._stores.policy,
-                wake=self._wake,
-            )
-            self.scheduler = Scheduler(
-                self.engine, self._tiers, mixed_prefill_tokens=self._mixed_prefill_tokens
-            )
-        except BaseException as error:
-            self._cause = error
-            self._is_closing = True
-            self._stores.close()
-            return
-        finally:
-            self._is_started.set()
-        try:
-            while self._wait_for_work():
-                self._step()
-        except BaseException as error:  # whatever it is, nobody may wait for ever
-            self._cause = error
-        finally:
-            self._shut_down()
-
-    def _wait_for_work(self) -> bool:
-        with self._changed:
-            while not (self._inbox or self._calls or self.scheduler.has_work or self._is_closing):
-                self._changed.wait()
-            if not self.scheduler.has_work:
-                self._gather()
-            if self._is_closing:
-                return False
-            inbox, calls = list(self._inbox), list(self._calls)
-            self._inbox.clear()
-            self._calls.clear()
-        for request in inbox:
-            self.scheduler.add(request)
-        for call in calls:
-            call.run()
-        return True
-
-    def _gather(self) -> None:
-        num_requests = 0
-        while num_requests < len(self._inbox) < self.engine.limits.max_sequences:
-            num_requests = len(self._inbox)
-            self._changed.wait(_GATHER_SECONDS)
-
-    def _step(self) -> None:
-        if not self.scheduler.has_work:
-            return
-        if self.scheduler.waits_for_disk:
-            self._wait_for_disk()
-            return
-        try:
-            lease = self._device_locks.acquire(
-                self.engine.device, owner=self._owner, timeout_seconds=_LOCK_SLICE_SECONDS
-            )
-        except DeviceLockTimeoutError:
-            with self.scheduler.lock:
-                self.scheduler.reap()
-            return
-        with lease:
-            self.scheduler.step()
-
-    def _wait_for_disk(self) -> None:
-        with self._changed:
-            if not (self._inbox or self._calls or self._is_closing):
-                self._changed.wait(_DISK_SLICE_SECONDS)
-        with self.scheduler.lock:
-            self.scheduler.reap()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
-
-    @property
-    def _owner(self) -> str:
-        return f"{self.engine.facts.name}#{id(self):x}"
-
-    def _shut_down(self) -> None:
-        with self._changed:
-            self._is_closing = True
-            inbox, calls = list(self._inbox), list(self._calls)
-        for request in inbox:
-            self.scheduler.add(request)
-        self.scheduler.abandon_all(self._cause)
-        if self._cause is None:
-            self._flush_residents()
-        self._last_statistics = self.scheduler.statistics()
-        for call in calls:
-            call.fail(EngineClosedError("The engine was closed."))
-        self.engine.close()
-        self._tiers.close()
-
-    def _flush_residents(self) -> None:
-        """Under a policy that writes, what the pool still holds goes to disk too."""
-        try:
-            self.scheduler.flush()
-        except Exception as error:  # closing goes on; they can be computed again
-            _log.warning("What was in the pool could not be saved: %s", error)
-
-
-@dataclass(frozen=True)
-class _Stores:
-    """What an engine is given to keep snapshots in."""
-
-    memory: MemorySnapshotStore
-    disk: SnapshotStore | None
-    policy: SnapshotPolicy
-
-    def close(self) -> None:
-        self.memory.close()
-        if self.disk is not None:
-            self.disk.close()
-
-
 def _checked_policy(policy: SnapshotPolicy | str) -> SnapshotPolicy:
     try:
         return SnapshotPolicy(policy)
@@ -630,43 +358,6 @@ def _checked_policy(policy: SnapshotPolicy | str) -> SnapshotPolicy:
         ) from None
 
 
-class _Call:
-    """A function for the engine thread, and a place to wait for it."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._function()
-        except BaseException as error:
-            self._error = error
-        self._done.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._done.set()
-
-    def wait(self) -> None:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-
 @functools.cache
 def _process_device_locks() -> DeviceLockManager:
     return DeviceLockManager()
-
-
-_open_loops: weakref.WeakSet[_EngineLoop] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    loops = list(_open_loops)
-    while loops:
-        with contextlib.suppress(KeyboardInterrupt):  # the wait is a step long at most, or a load
-            loops[-1].close()
-            loops.pop()

@@ -41,7 +41,7 @@ DOCUMENT = document_message("A document. " * 20, "Read.")
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeModelFiles:
     """Model files whose engines are fakes; `files.engines` are those that were loaded."""
     files = FakeModelFiles(tmp_path)
-    monkeypatch.setattr("langchain_swarmkv.scheduling.swarm_engine.open_engine", files.open_engine)
+    monkeypatch.setattr("langchain_swarmkv.scheduling.engine_loop.open_engine", files.open_engine)
     monkeypatch.setattr(
         "langchain_swarmkv.scheduling.registry.open_tokenizer", files.open_tokenizer
     )

@@ -15,7 +15,7 @@ from langchain_swarmkv.config import EngineConfig, SnapshotSettings
 from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.engine.fake import FakeEngine, FakeTokenizer
 from langchain_swarmkv.errors import ModelFormatError, ModelNotFoundError
-from langchain_swarmkv.scheduling import registry, swarm_engine
+from langchain_swarmkv.scheduling import engine_loop, registry
 from langchain_swarmkv.scheduling.registry import (
     acquire_engine,
     acquire_tokenizer,
@@ -42,7 +42,7 @@ class Loader:
 def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
     """Engines are fake, and the registry is empty before and after."""
     made = Loader()
-    monkeypatch.setattr(swarm_engine, "open_engine", made)
+    monkeypatch.setattr(engine_loop, "open_engine", made)
     monkeypatch.setattr(registry, "_registry", registry._empty())
     yield made
     assert registry._registry.engines == {}

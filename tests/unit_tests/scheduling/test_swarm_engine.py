@@ -33,7 +33,7 @@ from langchain_swarmkv.errors import (
     RequestCancelledError,
     RequestTimeoutError,
 )
-from langchain_swarmkv.scheduling import swarm_engine
+from langchain_swarmkv.scheduling import engine_loop
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle, TokenChunk
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
@@ -874,7 +874,7 @@ def test_an_engine_whose_loading_was_interrupted_is_closed(monkeypatch: pytest.M
         assert is_loaded.wait(WAIT_SECONDS)
         return fake
 
-    monkeypatch.setattr(swarm_engine, "open_engine", load)
+    monkeypatch.setattr(engine_loop, "open_engine", load)
     before = set(engine_threads())
     interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
