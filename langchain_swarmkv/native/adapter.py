@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from langchain_swarmkv.errors import ModelFormatError, ModelLoadError, UnsupportedModelError
-from langchain_swarmkv.native.library import last_errors, library
+from langchain_swarmkv.native.library import forget_errors, last_errors, library
 from langchain_swarmkv.native.model import ModelHandle, check_gguf
 
 __all__ = ["load_adapter"]
@@ -64,7 +64,7 @@ def load_adapter(model: ModelHandle, path: Path, scale: float) -> None:
         raise UnsupportedModelError(
             f"The adapter {path} cannot be used with {model.path}: {error}.", path=path
         ) from error
-    last_errors()
+    forget_errors()
     pointer = library().llama_adapter_lora_init(model.pointer, os.fsencode(path))
     if not pointer:
         raise ModelLoadError(

@@ -22,7 +22,7 @@ from langchain_swarmkv.errors import (
     ModelLoadError,
     NoRoomError,
 )
-from langchain_swarmkv.native.library import last_errors, library
+from langchain_swarmkv.native.library import forget_errors, last_errors, library
 from langchain_swarmkv.native.model import ModelHandle
 
 __all__ = ["ContextHandle", "ContextSettings"]
@@ -62,7 +62,7 @@ class ContextHandle:
 
     def __init__(self, model: ModelHandle, settings: ContextSettings) -> None:
         llama_cpp = library()
-        last_errors()
+        forget_errors()
         self.pointer: Any = llama_cpp.llama_init_from_model(model.pointer, _params(settings))
         if not self.pointer:
             raise ModelLoadError(
@@ -87,7 +87,7 @@ class ContextHandle:
             DecodeError: by return code.
         """
         batch = self._batch.fill(tokens, positions, seq_ids, output_rows)
-        last_errors()
+        forget_errors()
         code = int(library().llama_decode(self.pointer, batch))
         if code != 0:
             raise _decode_error(code, len(tokens))

@@ -12,7 +12,7 @@ from typing import Any
 
 from langchain_swarmkv.errors import ForkedProcessError
 
-__all__ = ["last_errors", "library", "library_version"]
+__all__ = ["forget_errors", "last_errors", "library", "library_version"]
 
 _logger = logging.getLogger("langchain_swarmkv.native")
 _GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4  # enum ggml_log_level, ggml.h
@@ -37,10 +37,14 @@ def _load() -> ModuleType:
     global _loaded_in
     import llama_cpp
 
-    llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
+    _route_log(llama_cpp)
     llama_cpp.llama_backend_init()
     _loaded_in = os.getpid()
     return llama_cpp
+
+
+def _route_log(llama_cpp: ModuleType) -> None:
+    llama_cpp.llama_log_set(_log_callback(llama_cpp), ctypes.c_void_p(0))
 
 
 @functools.cache
@@ -55,6 +59,15 @@ def _log_callback(llama_cpp: ModuleType) -> Any:
         _logger.debug("%s", message)
 
     return llama_cpp.llama_log_callback(log)
+
+
+def forget_errors() -> None:
+    """Have `last_errors` tell what is logged from now on.
+
+    The log has one listener in a process, and others who use llama.cpp may have set theirs.
+    """
+    _route_log(library())
+    _errors.clear()
 
 
 def last_errors() -> str:

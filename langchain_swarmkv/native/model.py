@@ -16,7 +16,7 @@ from langchain_swarmkv.errors import (
     ModelLoadError,
     ModelNotFoundError,
 )
-from langchain_swarmkv.native.library import last_errors, library
+from langchain_swarmkv.native.library import forget_errors, last_errors, library
 
 __all__ = ["ModelHandle", "check_gguf"]
 
@@ -75,7 +75,7 @@ class ModelHandle:
         params.n_gpu_layers = n_gpu_layers
         if not use_mmap:
             params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-        last_errors()
+        forget_errors()
         self.pointer: Any = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:
             raise ModelLoadError(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.errors import GrammarError, InvalidRequestError, ModelError
-from langchain_swarmkv.native.library import last_errors, library
+from langchain_swarmkv.native.library import forget_errors, last_errors, library
 from langchain_swarmkv.native.model import ModelHandle
 
 __all__ = ["Candidates", "SamplerChain"]
@@ -175,7 +175,7 @@ def _logit_bias(model: ModelHandle, bias: dict[int, float]) -> Any:
 
 def _grammar(model: ModelHandle, grammar: str) -> Any:
     llama_cpp = library()
-    last_errors()
+    forget_errors()
     pointer = llama_cpp.llama_sampler_init_grammar(model.vocabulary, grammar.encode(), b"root")
     if not pointer:
         reason = last_errors() or "it does not parse, or has no rule named root"

@@ -62,3 +62,23 @@ def test_errors_carry_what_llama_cpp_said_of_this_call_alone(
     assert "cut.gguf" in first
     assert "architecture" in second
     assert "architecture" not in first
+
+
+def test_errors_have_a_reason_beside_another_user_of_llama_cpp(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Who takes the log of the process for itself does not take the reasons of what fails here."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny_llama.read_bytes()[:-1000])
+    code = """
+    import ctypes, sys
+    import llama_cpp
+    open_engine(sys.argv[1]).close()
+    listener = llama_cpp.llama_log_callback(lambda *message: None)
+    llama_cpp.llama_log_set(listener, ctypes.c_void_p(0))
+    try:
+        LlamaTokenizer(Path(sys.argv[2]))
+    except SwarmKVError as error:
+        print(error)
+    """
+    assert "no reason given" not in run_isolated(code, tiny_llama, cut)

@@ -402,6 +402,7 @@ SYNTHETIC = [
 ]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(SYNTHETIC), st.integers(0, 10), st.integers(0, 10))
 def test_slices_hold_the_values_of_their_cells(state: bytes, first: int, end: int) -> None:
     """Element by element, for cells in any order and with gaps, in both layouts."""
