@@ -3,7 +3,7 @@
 All numbers between the two marks in README.md come from `benchmarks/results`; nothing there is
 edited by hand, and a test holds that. `docs/fanout-*.svg` are drawn from the same files.
 
-    python benchmarks/readme.py
+    python -m benchmarks.readme
 """
 
 from __future__ import annotations

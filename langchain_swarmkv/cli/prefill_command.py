@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from langchain_core.messages import BaseMessage
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.cli.console import companion, default_model, errors_in_one_line
-from langchain_swarmkv.config import SnapshotPolicy
+from langchain_swarmkv.cli.snapshots_command import KeyFile, read_key
+from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.prompts.document import DEFAULT_INSTRUCTIONS, DocumentRef, document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 
 __all__ = ["prefill"]
@@ -33,6 +42,7 @@ def prefill(
     cache_salt: Annotated[
         str, typer.Option(envvar="SWARMKV_CACHE_SALT", help="Only for callers with this salt.")
     ] = "",
+    key_file: KeyFile = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads; without it, one for each core.")
     ] = None,
@@ -40,48 +50,45 @@ def prefill(
     """Prefill a document and leave its KV in a folder, for runs to come."""
     with errors_in_one_line():
         text = companion("examples", "patent_analysis.reader").read_document(document)
-        llm = ChatSwarmKV(
-            model_path=model or default_model(),
-            n_ctx=n_ctx,
-            n_threads=threads,
-            cache_salt=cache_salt,
-            snapshot_dir=snapshot_dir,
-            snapshot_policy=SnapshotPolicy.NEVER,  # this document, and nothing else
-        )
-        with llm:
-            started = time.perf_counter()
-            ref, statistics = _prefill(llm, text, instructions)
-            seconds = time.perf_counter() - started
-        Console().print(_result(ref, statistics, snapshot_dir, seconds), highlight=False)
+        config = EngineConfig(model_path=model or default_model(), n_ctx=n_ctx, n_threads=threads)
+        store = DiskSnapshotStore(snapshot_dir, key=read_key(key_file))
+        ref, statistics = _prefill(config, store, cache_salt, document_message(text, instructions))
+        Console().print(_result(ref, statistics, config, snapshot_dir), highlight=False)
 
 
 def _prefill(
-    llm: ChatSwarmKV, text: str, instructions: str
+    config: EngineConfig, store: DiskSnapshotStore, cache_salt: str, message: BaseMessage
 ) -> tuple[DocumentRef, RequestStatistics]:
     finished: list[RequestStatistics] = []
-    columns = TextColumn("Prefilling"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens")
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("Loading the model", total=None)
 
         def show(progress: PrefillProgress) -> None:
             done = progress.num_cached_tokens + progress.num_computed_tokens
-            bar.update(task, completed=done, total=progress.num_prompt_tokens)
+            bar.update(task, completed=done)
 
-        ref = llm.prefill(
-            [document_message(text, instructions)],
-            pin=False,
-            persist=True,
-            on_progress=show,
-            on_finish=finished.append,
-        )
+        # Only what is asked for goes to the folder: this document.
+        policy = SnapshotPolicy.NEVER
+        with SwarmEngine(config, snapshot_store=store, snapshot_policy=policy) as engine:
+            llm = ChatSwarmKV(engine=engine, cache_salt=cache_salt)
+            num_tokens = len(llm.prefix_token_ids([message]))
+            bar.update(task, description=f"Prefilling {num_tokens:,} tokens", total=num_tokens)
+            ref = llm.prefill(
+                [message], pin=False, persist=True, on_progress=show, on_finish=finished.append
+            )
     return ref, finished[0]
 
 
-def _result(ref: DocumentRef, statistics: RequestStatistics, folder: Path, seconds: float) -> str:
+def _result(
+    ref: DocumentRef, statistics: RequestStatistics, config: EngineConfig, folder: Path
+) -> str:
+    name = config.model_path.name
+    seconds = (statistics.finished_at or 0.0) - statistics.submitted_at
     if statistics.prefix_source is PrefixSource.DISK and not statistics.num_computed_tokens:
-        return f"{ref['num_tokens']:,} tokens were in {folder} already."
+        return f"{ref['num_tokens']:,} tokens were in {folder} already, for {name}."
     return (
         f"{ref['num_tokens']:,} tokens, {statistics.num_computed_tokens:,} of them computed, "
-        f"are in {folder} after {seconds:.1f} s."
+        f"are in {folder} after {seconds:.1f} s, for {name}."
     )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +24,7 @@ from langchain_swarmkv.cli.console import (
     errors_in_one_line,
     failure,
 )
-from langchain_swarmkv.errors import ConfigurationError, SnapshotError
+from langchain_swarmkv.errors import ConfigurationError, SnapshotError, SnapshotKeyError
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
 from langchain_swarmkv.snapshots.snapshot import prefix_namespace
 from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
@@ -39,9 +42,10 @@ KeyFile = Annotated[
 ]
 Salt = Annotated[
     str,
-    typer.Option(envvar="SWARMKV_CACHE_SALT", help="Show what was saved under this cache_salt."),
+    typer.Option(envvar="SWARMKV_CACHE_SALT", help="The cache_salt that it was saved under."),
 ]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_MAX_NUMBER = 1e15
 _DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
 
 
@@ -103,9 +107,12 @@ def prune(
         str | None, typer.Option(help="Delete what was not used for so long: 12h, 30d, 8w.")
     ] = None,
     damaged: Annotated[
-        bool, typer.Option("--damaged", help="Delete what cannot be used (another key included).")
+        bool,
+        typer.Option("--damaged", help="Delete what is no snapshot; not what has another key."),
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Delete all of them.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Delete all of them, of every cache_salt.")
+    ] = False,
     key_file: KeyFile = None,
 ) -> None:
     """Delete snapshots; what they hold is computed again when it is asked for."""
@@ -145,13 +152,16 @@ def export_snapshot(
 @snapshots_app.command("import")
 def import_snapshots(
     folder: Folder,
-    files: Annotated[list[Path], typer.Argument(help="Files from `export` or `llm.save`.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Files from `export` or `llm.save`: plain, or with the key."),
+    ],
     key_file: KeyFile = None,
 ) -> None:
     """Put exported snapshots into a folder."""
     with errors_in_one_line(), _open(folder, key_file, make=True) as store:
         for path in files:
-            if not store.put(read_snapshot(path)):
+            if not store.put(read_snapshot(path, store.cipher)):
                 raise failure(f"{path} is larger than the folder may be.", 1)
         Console().print(f"Imported {len(files)} of {len(files)} files.", highlight=False)
 
@@ -175,10 +185,20 @@ def read_key(path: Path | None) -> bytes | None:
     return data
 
 
-def _open(folder: Path, key_file: Path | None, *, make: bool = False) -> DiskSnapshotStore:
+@contextmanager
+def _open(
+    folder: Path, key_file: Path | None, *, make: bool = False
+) -> Iterator[DiskSnapshotStore]:
     if not make and not expanded(folder).is_dir():
         raise ConfigurationError(f"there is no folder {str(folder)!r}.")
-    return DiskSnapshotStore(folder, key=read_key(key_file))
+    log = logging.getLogger("langchain_swarmkv.snapshots")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what cannot be used is told by the command itself
+    try:
+        with DiskSnapshotStore(folder, key=read_key(key_file)) as store:
+            yield store
+    finally:
+        log.setLevel(level)
 
 
 def _is_under(file: StoredFile, cache_salt: str) -> bool:
@@ -214,7 +234,7 @@ def _doomed(
     for file in files:
         is_over = limit is not None and kept_bytes + file.num_bytes > limit
         is_old = days is not None and file.used_ns < oldest_ns
-        if everything or is_over or is_old or (damaged and file.head is None):
+        if everything or is_over or is_old or (damaged and file.is_damaged):
             doomed.append(file)
         else:
             kept_bytes += file.num_bytes
@@ -229,6 +249,8 @@ def _facts(file: StoredFile) -> dict[str, Any]:
         "last_used": _used(file).isoformat(timespec="seconds"),
         "usable": file.head is not None,
     }
+    if file.error is not None:
+        facts["reason"] = str(file.error)
     if file.head is not None:
         metadata = file.head.metadata
         facts |= {
@@ -250,12 +272,18 @@ def _print_table(console: Console, files: list[StoredFile]) -> None:
         head = file.head
         table.add_row(
             file.path.stem[:12],
-            Text(_printable(head.metadata.model_name) if head else "(cannot be used)"),
+            Text(_printable(head.metadata.model_name) if head else _shortly(file)),
             f"{head.num_tokens:,}" if head else "",
             f"{file.num_bytes / 1e6:,.1f}",
             f"{_used(file):%Y-%m-%d %H:%M}",
         )
     console.print(table)
+
+
+def _shortly(file: StoredFile) -> str:
+    if isinstance(file.error, SnapshotKeyError):
+        return "(under another key)"
+    return "(damaged)" if file.is_damaged else "(cannot be read)"
 
 
 def _printable(text: str) -> str:
@@ -264,18 +292,21 @@ def _printable(text: str) -> str:
 
 
 def _used(file: StoredFile) -> datetime:
-    return datetime.fromtimestamp(file.used_ns / 1e9).astimezone()
+    try:
+        return datetime.fromtimestamp(file.used_ns / 1e9).astimezone()
+    except (ValueError, OverflowError, OSError):  # of a file that says it is of the year 30,000
+        return datetime.max
 
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
     if match is None:
         raise ConfigurationError(f"{text!r} is no size; write 500M or 20G.")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(min(float(match[1]), _MAX_NUMBER) * _UNITS[match[2]])
 
 
 def _days(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text.strip().lower())
     if match is None:
         raise ConfigurationError(f"{text!r} is no time; write 12h, 30d or 8w.")
-    return float(match[1]) * _DAYS[match[2]]
+    return min(float(match[1]), _MAX_NUMBER) * _DAYS[match[2]]

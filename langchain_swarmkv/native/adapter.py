@@ -133,6 +133,8 @@ def _read_header(path: Path) -> _Header:
         reader.take(8)  # `check_gguf` has seen them
         num_tensors, num_values = reader.number("<Q"), reader.number("<Q")
         values = {reader.text(): reader.value() for _ in range(num_values)}
+        if values.get("general.type") not in ("adapter", None):
+            raise _DamageError(f"it is a {values['general.type']}")
         tensors = {reader.text(): reader.tensor() for _ in range(num_tensors)}
         reader.skip(sum(tensor.num_bytes for tensor in tensors.values()))
     return _Header(values, tensors)

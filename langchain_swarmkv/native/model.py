@@ -37,7 +37,7 @@ def check_gguf(path: Path) -> None:
         ModelFormatError: it is no GGUF of a version that llama.cpp reads.
     """
     if not path.exists():
-        raise ModelNotFoundError(f"There is no model file at {path}.", path=path)
+        raise ModelNotFoundError(f"There is no file {path}.", path=path)
     if not path.is_file():
         raise ModelFormatError(f"{path} is not a file.", path=path)
     try:

@@ -25,7 +25,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout, lock_descriptor
 
-from langchain_swarmkv.errors import ConfigurationError, SnapshotError, SnapshotStorageError
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    SnapshotError,
+    SnapshotFormatError,
+    SnapshotStorageError,
+)
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.snapshot_file import (
@@ -63,7 +68,14 @@ class StoredFile:
     used_ns: int
     """When it was last used, nanoseconds since the epoch."""
     head: SnapshotHead | None
-    """None: it cannot be used (damaged, another key, another release)."""
+    """None: it cannot be used."""
+    error: SnapshotError | None = None
+    """Why it cannot."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it is no snapshot of this release, whatever the key."""
+        return isinstance(self.error, SnapshotFormatError)
 
 
 class DiskSnapshotStore(SnapshotStore):
@@ -363,14 +375,17 @@ class DiskSnapshotStore(SnapshotStore):
             return
         self._forget(key)
         path = self.path / f"{key}.swarmkv"
-        head = None
+        head, problem = None, None
         try:
             head = read_head(path, self.cipher)
         except SnapshotError as error:
             if not path.exists():
                 return
             _log.warning("passed over: %s", error)
-        self._files[key] = StoredFile(path, status.st_ino, status.st_size, status.st_mtime_ns, head)
+            problem = error.with_traceback(None)
+        self._files[key] = StoredFile(
+            path, status.st_ino, status.st_size, status.st_mtime_ns, head, problem
+        )
         if head is not None:
             self._index.insert(head.namespace, head.tokens, key)
 
@@ -388,7 +403,8 @@ class DiskSnapshotStore(SnapshotStore):
                     self._forget(key)
                 elif self._files.get(key) is not None:
                     _log.warning("passed over: %s", error)
-                    self._files[key] = replace(self._files[key], head=None)
+                    problem = error.with_traceback(None)
+                    self._files[key] = replace(self._files[key], head=None, error=problem)
                     self._index.remove(key)
             return None
 
