@@ -85,10 +85,10 @@ def _document(engine: SwarmEngine, num_tokens: int, number: int = 0) -> list[int
     return (ids * -(-num_tokens // len(ids)))[:num_tokens]
 
 
-def _ask(engine: SwarmEngine, document: list[int]) -> dict[str, Any]:
-    prompt = document + engine.tokenizer.encode(QUESTION)
+def _ask(engine: SwarmEngine, document: list[int], question: str = QUESTION) -> dict[str, Any]:
+    prompt = document + engine.tokenizer.encode(question)
     params = SamplingParams(max_tokens=8, ignore_eos=True)
-    asked = engine.submit(prompt, params, keep_prefix=False).result()
+    asked = engine.submit(prompt, params).result()
     return {
         "ttft_seconds": asked.statistics.ttft_seconds,
         "prefix_source": asked.statistics.prefix_source.value,
@@ -159,10 +159,9 @@ def _rotation(arguments: argparse.Namespace) -> dict[str, Any]:
         ) as engine,
     ):
         documents = [_document(engine, size, number) for number in range(NUM_DOCUMENTS)]
-        for number in _order():
-            asked = _ask(engine, documents[number])
+        for turn, number in enumerate(_order()):
+            asked = _ask(engine, documents[number], f"\n\nQuestion {turn}: who is told?\nAnswer:")
             ttft[asked["prefix_source"]].append(asked["ttft_seconds"])
-            engine.submit(documents[number], SamplingParams(max_tokens=0)).result()
     return {
         "documents": NUM_DOCUMENTS,
         "document_tokens": size,

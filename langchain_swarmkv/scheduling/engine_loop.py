@@ -95,6 +95,11 @@ class EngineLoop:
         """Whether requests are refused."""
         return self._is_closing
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the engine's thread: a progress callback does."""
+        return threading.current_thread() is self._thread
+
     def check_process(self) -> None:
         """Refuse a process that was forked from the one with the thread."""
         if os.getpid() != self.pid:
@@ -123,7 +128,7 @@ class EngineLoop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the engine thread between two steps and wait for it."""
-        if threading.current_thread() is self._thread:
+        if self.is_current_thread:
             function()  # asked for by a progress callback, which would wait for itself
             return
         call = _Call(function)
@@ -135,11 +140,7 @@ class EngineLoop:
 
     def flush(self) -> None:
         """Wait until what is on its way to the disk is there."""
-        try:
-            self._tiers.flush()
-        except RuntimeError:  # its threads have ended
-            self.check_usable()
-            raise
+        self._tiers.flush()
 
     def insert(self, snapshot: KVSnapshot) -> bool:
         """Keep a snapshot in memory or, without room there, on disk. False: in neither."""
@@ -167,7 +168,7 @@ class EngineLoop:
         if os.getpid() != self.pid:
             return  # the parent's engine: nothing of it can or must be freed here
         self.stop()
-        if threading.current_thread() is not self._thread:
+        if not self.is_current_thread:
             # NOTE: a join that Ctrl-C interrupted takes the thread for ended ever after.
             self._has_ended.wait()
             self._thread.join()

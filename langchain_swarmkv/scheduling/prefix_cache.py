@@ -136,11 +136,19 @@ class PrefixCache:
 
     def last_logits(self, namespace: str, tokens: TokenIds) -> Logits | None:
         """What follows exactly `tokens`, if a resident holds them and knows."""
+        known = (resident.logits for resident in self._holders_of(namespace, tokens))
+        return next((logits for logits in known if logits is not None), None)
+
+    def _note_logits(self, namespace: str, tokens: TokenIds, logits: Logits) -> None:
+        for resident in self._holders_of(namespace, tokens):
+            resident.logits = logits
+
+    def _holders_of(self, namespace: str, tokens: TokenIds) -> list[_Resident]:
+        """The residents of exactly `tokens`."""
         found = self._resident_index.longest_whole(namespace, tokens)
         if found is None or found.num_tokens < len(tokens):
-            return None
-        known = (self._residents[seq_id].logits for seq_id in found.holders)
-        return next((logits for logits in known if logits is not None), None)
+            return []
+        return [self._residents[seq_id] for seq_id in found.holders]
 
     # -- room ------------------------------------------------------------------------------------
 
@@ -341,6 +349,8 @@ class PrefixCache:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
         if pin is not None and pin in self.pins:
             pin = None
+        if logits is not None:
+            self._note_logits(self._running[seq_id], tokens, logits)
         if not len(tokens) or (pin is None and self._is_redundant(self._running[seq_id], tokens)):
             self.close(seq_id)
             return
@@ -397,6 +407,8 @@ class PrefixCache:
         self._fork(seq_id, target, len(tokens))
         self.counters.num_forks += 1
         self._add_resident(target, namespace, tokens, None)
+        if self._tiers.writes_through:
+            self._write(target)
 
     # -- the store -------------------------------------------------------------------------------
 
@@ -419,6 +431,7 @@ class PrefixCache:
             heapq.heappush(self._free, seq_id)
             return False
         except BaseException:
+            self._tiers.remove(snapshot.key)
             heapq.heappush(self._free, seq_id)
             raise
         self._ledger.append(seq_id, snapshot.num_tokens)

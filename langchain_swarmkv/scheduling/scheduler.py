@@ -20,6 +20,7 @@ from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.errors import (
     ContextBudgetError,
     DecodeError,
+    DecodeFatalError,
     EngineClosedError,
     NoRoomError,
     RequestCancelledError,
@@ -194,6 +195,8 @@ class Scheduler:
                 continue
             try:
                 admitted = self._try_admit(request)
+            except DecodeFatalError:
+                raise  # the cache is no more what the books say: the engine closes
             except SwarmKVError as error:
                 self._abandon(request, error)
                 continue
@@ -241,35 +244,38 @@ class Scheduler:
         False: it is being read, and the request waits for that.
         """
         num_matched = match.num_tokens if match else 0
-        stored, source = request.take_fetched(), PrefixSource.DISK
+        stored = request.take_fetched()
         if stored is not None and stored.num_tokens <= num_matched:
             return True  # another request waited for the same file, and has restored it
-        if stored is None:
-            found = self._find(request, num_matched + MIN_SHARED_TOKENS)
-            if found is None or not self._is_quicker(found, found.found.num_tokens - num_matched):
-                return True
+        if stored is not None and self.cache.restore(stored.snapshot, reserved_cells):
+            request.restored_from = PrefixSource.DISK
+            return True
+        for found in self._tiers.find(
+            request.namespace,
+            request.token_ids,
+            num_matched + MIN_SHARED_TOKENS,
+            needs_logits=request.needs_logits,
+        ):
             if not self.cache.can_ever_hold(found.found.snapshot_tokens):
-                return True
+                continue
+            if not self._is_quicker(found, found.found.num_tokens - num_matched):
+                continue
             shared = request.token_ids[: found.found.num_tokens]
-            if found.tier is Tier.DISK:
-                if request.has_fetched:
-                    return True  # it was read before, and could not be used
+            if found.tier is Tier.DISK and not request.has_fetched:  # it is tried once
                 request.fetch = self._tiers.fetch(found, request.namespace, shared)
                 return False
-            stored = self._tiers.get(request.namespace, shared, len(shared))
-            source = PrefixSource.MEMORY
-        if stored is not None and self.cache.restore(stored.snapshot, reserved_cells):
-            request.restored_from = source
+            if found.tier is Tier.MEMORY and self._restore_from_memory(
+                request, shared, reserved_cells
+            ):
+                return True
         return True
 
-    def _find(self, request: Request, min_tokens: int) -> TierMatch | None:
-        namespace, tokens = request.namespace, request.token_ids
-        match = self._tiers.find(namespace, tokens, min_tokens)
-        if match is None or not request.needs_logits or match.found.num_tokens < len(tokens):
-            return match
-        if match.found.has_logits and match.found.snapshot_tokens == len(tokens):
-            return match
-        return self._tiers.find(namespace, tokens[:-1], min_tokens)
+    def _restore_from_memory(self, request: Request, shared: TokenIds, reserved_cells: int) -> bool:
+        stored = self._tiers.get(request.namespace, shared, len(shared))
+        if stored is None or not self.cache.restore(stored.snapshot, reserved_cells):
+            return False
+        request.restored_from = PrefixSource.MEMORY
+        return True
 
     def _is_quicker(self, match: TierMatch, num_tokens: int) -> bool:
         """Whether to restore rather than to compute, by the rates so far; unmeasured: yes."""
@@ -480,8 +486,11 @@ class Scheduler:
     def _save(self, request: Request, logits: Logits | None) -> None:
         """Take the snapshot that a request asked for, and have it written if it asked for that."""
         tokens, namespace = request.written_tokens, request.namespace
-        if not request.wants_snapshot and self._tiers.is_on_disk(namespace, tokens):
-            return
+        if not request.wants_snapshot:
+            # First: a file may be there some moments before it would survive a crash.
+            request.writing = self._tiers.pending(namespace, tokens)
+            if request.writing is not None or self._tiers.is_on_disk(namespace, tokens):
+                return
         try:
             snapshot = self.cache.snapshot(request.seq_id, namespace, tokens, logits)
         except MemoryError as error:

@@ -81,6 +81,11 @@ class SwarmEngine:
             raise ConfigurationError(
                 f"snapshot_memory_bytes={snapshot_memory_bytes} is negative; 0 switches it off."
             )
+        if not isinstance(snapshot_store, SnapshotStore | None):
+            raise ConfigurationError(
+                f"snapshot_store is a {type(snapshot_store).__name__}; give a SnapshotStore, or "
+                "a folder as snapshot_dir."
+            )
         if snapshot_dir is not None and snapshot_store is not None:
             raise ConfigurationError("give either snapshot_dir or snapshot_store.")
         policy = _checked_policy(snapshot_policy)
@@ -139,8 +144,10 @@ class SwarmEngine:
                 (One that does not parse fails the request instead.)
             EngineClosedError: the engine is closed.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         self._loop.check_usable()
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"params is a {type(params).__name__}.")
         if persist and not self._loop.has_disk:
             raise ConfigurationError("persist needs a snapshot_dir or a snapshot_store.")
         if timeout_seconds is not None and not timeout_seconds > 0:
@@ -254,6 +261,11 @@ class SwarmEngine:
             SwarmKVError: as `submit`, or whatever makes the prefill fail.
         """
         self._loop.check_usable()
+        if self._loop.is_current_thread:
+            raise InvalidRequestError(
+                "snapshot was called by a progress callback, on the thread that would have to "
+                "compute it; call it on another."
+            )
         request = self._request(
             tokens, SamplingParams(max_tokens=0), cache_salt=cache_salt, wants_snapshot=True
         )
@@ -272,6 +284,8 @@ class SwarmEngine:
             SnapshotStorageError: nor has the disk.
         """
         self._loop.check_usable()
+        if not isinstance(snapshot, KVSnapshot):
+            raise InvalidRequestError(f"snapshot is a {type(snapshot).__name__}.")
         ours = self.facts.identity
         difference = ours.difference(snapshot.identity)
         if difference is not None:

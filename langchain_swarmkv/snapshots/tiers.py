@@ -16,16 +16,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 
 from langchain_swarmkv.config import SnapshotPolicy
-from langchain_swarmkv.errors import SnapshotStorageError
+from langchain_swarmkv.errors import SnapshotError, SnapshotStorageError
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
+from langchain_swarmkv.snapshots.worker import Worker
 
 __all__ = ["Fetch", "SnapshotTiers", "Tier", "TierCounters", "TierMatch", "Writing"]
 
@@ -33,6 +34,11 @@ _log = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 2 << 30
 """Snapshots that wait to be written take memory too; more than this is not queued."""
+
+_TELL_AGAIN_SECONDS = 60.0
+"""A folder that is gone is looked for at every step."""
+_READING_TOKENS = 16
+"""So few tokens are computed sooner than a file is read."""
 
 Fetch = Future[StoredPrefix | None]
 """What was read from disk; None: it is gone, or cannot be used."""
@@ -94,8 +100,9 @@ class SnapshotTiers:
         self._can_cut = can_cut
         self._policy = policy if disk is not None else SnapshotPolicy.NEVER
         self._wake = wake
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="swarmkv-snapshot-reader")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="swarmkv-snapshot-writer")
+        self._reader = Worker("swarmkv-snapshot-reader") if disk is not None else None
+        self._writer = Worker("swarmkv-snapshot-writer") if disk is not None else None
+        self._told_at: dict[str, float] = {}
         self._lock = threading.Lock()
         # Under the lock: what is being read, and the snapshots that wait to be written, by key.
         self._fetches: dict[str, Fetch] = {}
@@ -103,7 +110,7 @@ class SnapshotTiers:
         self._writings: dict[str, Writing] = {}
         self._queued_bytes = 0
         if self._policy is SnapshotPolicy.WRITE_BACK:
-            memory.on_evict = self.write
+            memory.on_evict = self._write_back
 
     @property
     def writes_through(self) -> bool:
@@ -117,28 +124,46 @@ class SnapshotTiers:
 
     # -- finding ---------------------------------------------------------------------------------
 
-    def find(self, namespace: str, tokens: TokenIds, min_tokens: int) -> TierMatch | None:
-        """The snapshot that shares most with a prompt; in memory, where both share as much."""
-        best: TierMatch | None = None
+    def find(
+        self, namespace: str, tokens: TokenIds, min_tokens: int, *, needs_logits: bool
+    ) -> list[TierMatch]:
+        """The best snapshot of each tier for a prompt; that to be tried first is first.
+
+        Args:
+            namespace: only snapshots of this one are seen.
+            tokens: the whole prompt.
+            min_tokens: what shares less is left out.
+            needs_logits: where all of the prompt is held, the logits after it must be, too; without
+                them its last token is left to be computed.
+        """
+        matches = []
         for tier in Tier:
             found = self._find_in(tier, namespace, tokens, min_tokens)
-            if found and found.num_tokens > (best.found.num_tokens if best else 0):
-                best = TierMatch(tier, found)
-        return best
+            if found and needs_logits and _lacks_logits(found, len(tokens)):
+                found = self._find_in(tier, namespace, tokens[:-1], min_tokens)
+            if found:
+                matches.append(TierMatch(tier, found))
+        matches.sort(key=_worth_tokens, reverse=True)
+        return matches
 
     def holds(self, tier: Tier, namespace: str, tokens: TokenIds) -> bool:
         """Whether a snapshot of all these tokens, or of more, lies there or is on its way."""
-        if tier is Tier.DISK:
-            with self._lock:
-                search = self._queued.longest if self._can_cut else self._queued.longest_whole
-                queued = search(namespace, tokens)
-            if queued is not None and queued.num_tokens == len(tokens):
-                return True
+        if tier is Tier.DISK and self.pending(namespace, tokens) is not None:
+            return True
         return self._find_in(tier, namespace, tokens, len(tokens)) is not None
 
     def is_on_disk(self, namespace: str, tokens: TokenIds) -> bool:
         """Whether a snapshot of all these tokens, or of more, lies there by now."""
         return self._find_in(Tier.DISK, namespace, tokens, len(tokens)) is not None
+
+    def pending(self, namespace: str, tokens: TokenIds) -> Writing | None:
+        """The writing of a snapshot of all these tokens, or of more, that has not ended."""
+        with self._lock:
+            search = self._queued.longest if self._can_cut else self._queued.longest_whole
+            queued = search(namespace, tokens)
+            if queued is None or queued.num_tokens < len(tokens):
+                return None
+            return self._writings[next(iter(queued.holders))]
 
     def _find_in(
         self, tier: Tier, namespace: str, tokens: TokenIds, min_tokens: int
@@ -147,10 +172,13 @@ class SnapshotTiers:
         if store is None:
             return None
         try:
-            return store.find(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
-        except Exception as error:
+            found = store.find(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
+            if found is not None:
+                _check_found(found, tokens)
+        except BaseException as error:
             self._note_failure("looked for", error)
             return None
+        return found
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -160,7 +188,8 @@ class SnapshotTiers:
         with self._lock:
             fetch = self._fetches.get(key)
             if fetch is None:
-                fetch = self._reader.submit(self._read, key, namespace, tokens)
+                assert self._reader is not None  # only a disk finds something to fetch
+                fetch = self._reader.submit(lambda: self._read(key, namespace, tokens))
                 self._fetches[key] = fetch
         fetch.add_done_callback(lambda _: self._wake())
         return fetch
@@ -180,8 +209,9 @@ class SnapshotTiers:
             stored = self.disk.get(namespace, tokens, can_cut=self._can_cut, min_tokens=min_tokens)
             if stored is None:
                 return None
+            _check_stored(stored, namespace, tokens)
             self.memory.put(stored.snapshot)
-        except Exception as error:
+        except BaseException as error:
             self._note_failure("read", error)
             return None
         self.counters.num_disk_reads += 1
@@ -201,9 +231,7 @@ class SnapshotTiers:
         return self.write(snapshot) is not None or kept
 
     def has_room(self, num_bytes: float) -> bool:
-        """Whether so much could be put and nothing else be lost for it."""
-        if self._policy is not SnapshotPolicy.NEVER:
-            return True
+        """Whether memory could take so much, and nothing else had to leave it."""
         return self.memory.num_bytes + num_bytes <= self.memory.max_bytes
 
     def get(self, namespace: str, tokens: TokenIds, min_tokens: int) -> StoredPrefix | None:
@@ -216,7 +244,7 @@ class SnapshotTiers:
         if self.disk is not None:
             try:
                 self.disk.remove(key)
-            except Exception as error:
+            except BaseException as error:
                 self._note_failure("removed", error)
 
     def write(self, snapshot: KVSnapshot, *, must: bool = False) -> Writing | None:
@@ -230,7 +258,7 @@ class SnapshotTiers:
             None: there is no disk, or no room in the queue.
         """
         key, num_bytes = snapshot.key, snapshot.num_bytes
-        if self.disk is None:
+        if self._writer is None:
             return None
         with self._lock:
             if key in self._writings:
@@ -240,7 +268,7 @@ class SnapshotTiers:
             if not is_full or must:
                 self._queued.insert(snapshot.namespace, snapshot.tokens, key)
                 self._queued_bytes = queued_bytes
-                writing = self._writings[key] = self._writer.submit(self._write, snapshot)
+                writing = self._writings[key] = self._writer.submit(lambda: self._write(snapshot))
                 writing.add_done_callback(lambda _: self._wake())
                 return writing
         self._note_failure("written", "the disk is slower than the engine")
@@ -257,9 +285,11 @@ class SnapshotTiers:
                     max_bytes=self.disk.max_bytes,
                 )
             self.counters.num_disk_writes += 1
-        except Exception as error:
+        except BaseException as error:
             self._note_failure("written", error)
-            raise
+            if isinstance(error, SnapshotError):
+                raise
+            raise SnapshotStorageError(f"The store did not take a snapshot: {error!r}.") from error
         finally:
             with self._lock:
                 self._queued.remove(snapshot.key)
@@ -268,7 +298,8 @@ class SnapshotTiers:
 
     def flush(self) -> None:
         """Wait until everything that was queued is on disk."""
-        self._writer.submit(lambda: None).result()
+        if self._writer is not None:
+            self._writer.submit(lambda: None).result()
 
     def clear_memory(self) -> None:
         """Forget what memory holds."""
@@ -278,17 +309,60 @@ class SnapshotTiers:
         """Write what is queued, under WRITE_BACK also what only memory holds, and close all."""
         if self._policy is SnapshotPolicy.WRITE_BACK:
             for snapshot in self.memory.snapshots():
-                self.write(snapshot)
-        self._reader.shutdown(cancel_futures=True)
-        self._writer.shutdown()
+                self._write_back(snapshot)
+        if self._reader is not None:
+            self._reader.close(cancel=True)
+        if self._writer is not None:
+            self._writer.close()
         self.memory.close()
         if self.disk is not None:
             try:
                 self.disk.close()
-            except Exception as error:
+            except BaseException as error:
                 self._note_failure("closed", error)
 
-    def _note_failure(self, verb: str, error: Exception | str) -> None:
+    def _write_back(self, snapshot: KVSnapshot) -> None:
+        if not self.holds(Tier.DISK, snapshot.namespace, snapshot.tokens):
+            self.write(snapshot)
+
+    def _note_failure(self, verb: str, error: BaseException | str) -> None:
+        text, now = f"A snapshot could not be {verb}: {error}", time.monotonic()
         with self._lock:
             self.counters.num_disk_failures += 1
-        _log.warning("A snapshot could not be %s: %s", verb, error)
+            told_at = {t: at for t, at in self._told_at.items() if now - at < _TELL_AGAIN_SECONDS}
+            self._told_at = {text: now, **told_at}
+        if text not in told_at:
+            _log.warning("%s", text)
+
+
+def _lacks_logits(found: FoundPrefix, num_tokens: int) -> bool:
+    """Whether all of a prompt is held, but not what follows it."""
+    is_whole = found.num_tokens == found.snapshot_tokens
+    return found.num_tokens == num_tokens and not (is_whole and found.has_logits)
+
+
+def _worth_tokens(match: TierMatch) -> int:
+    """Tokens that need not be computed, less those that could be while a file is read."""
+    return match.found.num_tokens - _READING_TOKENS * (match.tier is Tier.DISK)
+
+
+def _check_found(found: FoundPrefix, tokens: TokenIds) -> None:
+    """A store of the caller's own may say anything."""
+    numbers = found.num_tokens, found.snapshot_tokens, found.num_bytes
+    if not (
+        isinstance(found.key, str)
+        and all(isinstance(number, int) for number in numbers)
+        and 0 < found.num_tokens <= min(found.snapshot_tokens, len(tokens))
+    ):
+        raise SnapshotError(f"the store found what cannot be: {found!r}")
+
+
+def _check_stored(stored: StoredPrefix, namespace: str, tokens: TokenIds) -> None:
+    """A store of the caller's own may give anything, and wrong KV would be wrong answers."""
+    snapshot, shared = stored.snapshot, tuple(map(int, tokens))
+    if not (
+        snapshot.namespace == namespace
+        and stored.num_tokens == len(shared)
+        and snapshot.tokens[: len(shared)] == shared
+    ):
+        raise SnapshotError("the store gave a snapshot of something else than it had found")
