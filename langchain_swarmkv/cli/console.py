@@ -16,6 +16,7 @@ from types import ModuleType
 
 import typer
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from rich.console import Console
 
 from langchain_swarmkv.errors import ConfigurationError, ModelError, SwarmKVError
@@ -53,13 +54,18 @@ def errors_in_one_line() -> Iterator[None]:
         code = 2 if isinstance(error, _INPUT_ERRORS) else 1
         raise failure(f"{error} {error.hint}", code) from error
     except ValidationError as error:
-        raise failure("; ".join(fault["msg"] for fault in error.errors()), 2) from error
+        raise failure("; ".join(map(_fault, error.errors())), 2) from error
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # typer ends quietly then
         raise failure(f"{error.strerror or error}.", 1) from error
     except KeyboardInterrupt as error:
         raise failure("interrupted.", 130) from error
+
+
+def _fault(fault: ErrorDetails) -> str:
+    place = ".".join(map(str, fault["loc"]))
+    return f"{place}: {fault['msg']}" if place else fault["msg"]
 
 
 @contextmanager

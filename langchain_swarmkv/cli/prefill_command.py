@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from langchain_core.messages import BaseMessage
@@ -20,6 +21,7 @@ from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.cli.console import companion, default_model, errors_in_one_line
 from langchain_swarmkv.cli.snapshots_command import KeyFile, read_key
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
+from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.document import DEFAULT_INSTRUCTIONS, DocumentRef, document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
@@ -46,14 +48,33 @@ def prefill(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads; without it, one for each core.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any field of EngineConfig that your program sets: kv_type_k=q8_0; lists as JSON.",
+        ),
+    ] = None,
 ) -> None:
     """Prefill a document and leave its KV in a folder, for runs to come."""
     with errors_in_one_line():
         text = companion("examples", "patent_analysis.reader").read_document(document)
-        config = EngineConfig(model_path=model or default_model(), n_ctx=n_ctx, n_threads=threads)
+        chosen = {"model_path": model or default_model(), "n_ctx": n_ctx, "n_threads": threads}
+        config = EngineConfig(**{**chosen, **dict(map(_setting, settings or []))})
         store = DiskSnapshotStore(snapshot_dir, key=read_key(key_file))
         ref, statistics = _prefill(config, store, cache_salt, document_message(text, instructions))
         Console().print(_result(ref, statistics, config, snapshot_dir), highlight=False)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"--set {text}: write NAME=VALUE.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a word
 
 
 def _prefill(

@@ -92,7 +92,9 @@ def test_what_memory_holds_serves_where_the_disk_does_not(kind: str, tmp_path: P
     store = Slow(tmp_path)
     store.put(snapshot_of(more if kind == "too large for the pool" else more[:440]))
     num_cells = 800 if kind == "too large for the pool" else 2000
-    with open_swarm(FakeEngine(num_cells=num_cells), snapshot_store=store) as engine:
+    # Slow enough that a restore from memory is quicker, whatever else the machine does.
+    fake = FakeEngine(num_cells=num_cells, step_seconds=0.05)
+    with open_swarm(fake, snapshot_store=store) as engine:
         if kind == "too slow":  # by the rates so far
             ask(engine, piece("x", 400))
             counters = engine._loop._tiers.counters

@@ -1,0 +1,72 @@
+"""`swarmkv prefill` for folders under a key and for engines with settings of their own."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_swarmkv import (
+    ChatSwarmKV,
+    DiskSnapshotStore,
+    EngineConfig,
+    SwarmEngine,
+    document_message,
+)
+from tests.unit_tests.test_cli import assert_refused, swarmkv
+
+TEXT = "A strip listens to the floor. " * 20
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "document.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def cached_tokens(engine: SwarmEngine) -> int:
+    llm = ChatSwarmKV(engine=engine, max_tokens=4)
+    answer = llm.invoke([document_message(TEXT.strip()), ("human", "What?")])
+    assert answer.usage_metadata is not None
+    return int(answer.usage_metadata["input_token_details"]["cache_read"])
+
+
+def test_what_is_warmed_under_a_key_is_found_with_it(
+    document: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """And nothing of it can be read without."""
+    key, folder = secrets.token_bytes(32), tmp_path / "kv"
+    (tmp_path / "key").write_bytes(key)
+    asked: tuple[Any, ...] = (document, "--snapshot-dir", folder, "--model", tiny_llama)
+    done = swarmkv("prefill", *asked, "--n-ctx", 2048, "--key-file", tmp_path / "key")
+    assert done.exit_code == 0, done.stderr
+    config = EngineConfig(model_path=tiny_llama, n_ctx=2048)
+    for given, is_found in ((key, True), (secrets.token_bytes(32), False), (None, False)):
+        store = DiskSnapshotStore(folder, key=given)
+        with SwarmEngine(config, snapshot_store=store, snapshot_policy="never") as engine:
+            assert (cached_tokens(engine) > 500) == is_found
+
+
+def test_settings_of_the_engine_can_be_given(
+    document: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Any field of EngineConfig, by name; the model is told."""
+    folder = tmp_path / "kv"
+    asked: tuple[Any, ...] = (document, "--snapshot-dir", folder, "--model", tiny_llama)
+    settings = ("--set", "n_ctx=2048", "--set", "kv_type_k=f32", "--set", "adapters=[]")
+    done = swarmkv("prefill", *asked, *settings)
+    assert done.exit_code == 0, done.stderr
+    assert tiny_llama.name in "".join(done.stdout.split())
+    config = EngineConfig(model_path=tiny_llama, n_ctx=2048, kv_type_k="f32")
+    with SwarmEngine(config, snapshot_dir=folder) as engine:
+        assert cached_tokens(engine) > 500
+    for wrong, reason in (
+        ("kv_type_k", "NAME=VALUE"),
+        ("kv_type_k=f7", "kv_type_k"),
+        ("nothing=1", "nothing"),
+        ("n_threads=100000", "n_threads"),
+    ):
+        assert_refused(swarmkv("prefill", *asked, "--set", wrong), reason)
