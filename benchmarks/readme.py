@@ -93,8 +93,8 @@ def _others() -> Iterator[str]:
         f"- **One prefill, whoever asks.** {_named(cold['workload']['branches'])} plain calls that "
         f"arrive at once on a cold engine compute {computed_tokens:,} prompt tokens together, one "
         "document and their questions, and take "
-        f"{_seconds(cold, 'chat-model'):.1f} s; with the document prefilled first "
-        f"{_seconds(warm, 'chat-model'):.1f} s."
+        f"{_seconds(cold, 'chat-model'):.1f} s; one that prefills the document first, and then "
+        f"lets them ask, {_seconds(warm, 'chat-model'):.1f} s, the prefill included."
     )
     yield (
         "- **Idle documents do not slow down the others.** Four documents with four readers each, "

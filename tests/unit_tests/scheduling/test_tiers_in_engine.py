@@ -24,6 +24,7 @@ from langchain_swarmkv.errors import (
     SwarmKVError,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots import tiers
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -206,6 +207,69 @@ def test_persist_waits_for_a_writing_that_is_under_way(tmp_path: Path) -> None:
         is_going_on.set()
         persisted.result(WAIT_SECONDS)
         assert engine.statistics().num_disk_writes == 1
+
+
+class Held(DiskSnapshotStore):
+    """Writes nothing until it may."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.is_going_on = threading.Event()
+
+    def put(self, snapshot: KVSnapshot) -> bool:
+        assert self.is_going_on.wait(WAIT_SECONDS)
+        return super().put(snapshot)
+
+
+def test_what_waits_to_be_written_is_not_queued_again(tmp_path: Path) -> None:
+    """Computed anew meanwhile, it is still one file and one writing."""
+    store = Held(tmp_path)
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=store) as engine:
+        for _ in range(3):
+            engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+            engine.reset_prefix_cache()
+        store.is_going_on.set()
+        engine.flush()
+        assert engine.statistics().num_prefill_tokens == 3 * 400
+        assert engine.statistics().num_disk_writes == 1
+
+
+def test_a_slow_disk_takes_no_memory_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes there by itself is left out when the queue is full; what was asked for is not."""
+    store = Held(tmp_path)
+    size = snapshot_of(DOCUMENT).num_bytes
+    monkeypatch.setattr(tiers, "_MAX_QUEUED_BYTES", 2 * size)
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=store) as engine:
+        for name in "ABC":
+            engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
+        assert engine.statistics().num_disk_failures == 1
+        asked = engine.submit(piece("D", 400), PREFILL, persist=True)
+        store.is_going_on.set()
+        asked.result(WAIT_SECONDS)
+        engine.flush()
+        assert engine.statistics().num_disk_writes == 3
+
+
+def test_what_was_read_is_kept_in_memory(tmp_path: Path) -> None:
+    """It is not read again when it has left the pool."""
+    with DiskSnapshotStore(tmp_path) as store:
+        store.put(snapshot_of(DOCUMENT))
+    with open_swarm(FakeEngine(num_cells=500, step_seconds=0.03), snapshot_dir=tmp_path) as engine:
+        ask(engine, [*DOCUMENT, 1])
+        ask(engine, piece("other", 450))
+        assert ask(engine, [*DOCUMENT, 2]).prefix_source is PrefixSource.MEMORY
+        assert engine.statistics().num_disk_reads == 1
+
+
+def test_a_persisted_answer_can_be_gone_on_with_at_once(tmp_path: Path) -> None:
+    """Its snapshot has the logits after what was written."""
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_dir=tmp_path) as engine:
+        done = engine.submit(DOCUMENT, SHORT, persist=True).result(WAIT_SECONDS)
+    written = [*DOCUMENT, *done.token_ids][: 400 + len(done.token_ids) - 1]
+    with open_swarm(FakeEngine(num_cells=1000), snapshot_dir=tmp_path) as engine:
+        assert ask(engine, written).num_computed_tokens == 0
 
 
 # -- stores of one's own ---------------------------------------------------------------------------
