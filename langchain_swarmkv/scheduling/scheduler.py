@@ -34,20 +34,17 @@ from langchain_swarmkv.scheduling.request import (
     RequestStatus,
     TokenLogprob,
 )
+from langchain_swarmkv.scheduling.restorer import MIN_SHARED_TOKENS, Restorer
 from langchain_swarmkv.snapshots.prefix_index import TokenIds
-from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier, TierMatch
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 
 __all__ = ["Scheduler", "closed_by"]
 
+_MIN_MEASURED_TOKENS = 256
+
 LogitsOf = Callable[[], Logits | None]
 """Logits that are copied only for those who want them."""
-
-MIN_SHARED_TOKENS = 16
-"""A shorter common prefix is neither waited for nor restored: computing it is as quick."""
-
-_MIN_MEASURED_TOKENS = 256
-"""Prefill rates of fewer tokens say nothing."""
 
 
 @dataclass
@@ -110,6 +107,7 @@ class Scheduler:
         self._clock = clock
         self._started = clock()
         self.cache = PrefixCache(engine, tiers)
+        self._restorer = Restorer(tiers, self.cache, self._prefill_seconds_per_token)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._saving: list[Request] = []
@@ -218,7 +216,7 @@ class Scheduler:
             self._wait_for(request, planned)
             return False
         reserved_cells = sum(running.reserved_cells for running in self._running)
-        if not self._restore(request, match, reserved_cells):
+        if not self._restorer.restore(request, match, reserved_cells):
             return False
         # Anew, since what was matched may have made way for a snapshot.
         match = cache.computed_match(namespace, self._reusable(request))
@@ -238,55 +236,12 @@ class Scheduler:
             return tokens[:-1]
         return tokens
 
-    def _restore(self, request: Request, match: PrefixMatch | None, reserved_cells: int) -> bool:
-        """Bring back a snapshot that shares more than `match`, if that is quicker than computing.
-
-        False: it is being read, and the request waits for that.
-        """
-        num_matched = match.num_tokens if match else 0
-        stored = request.take_fetched()
-        if stored is not None and stored.num_tokens <= num_matched:
-            return True  # another request waited for the same file, and has restored it
-        if stored is not None and self.cache.restore(stored.snapshot, reserved_cells):
-            request.restored_from = PrefixSource.DISK
-            return True
-        for found in self._tiers.find(
-            request.namespace,
-            request.token_ids,
-            num_matched + MIN_SHARED_TOKENS,
-            needs_logits=request.needs_logits,
-        ):
-            if not self.cache.can_ever_hold(found.found.snapshot_tokens):
-                continue
-            if not self._is_quicker(found, found.found.num_tokens - num_matched):
-                continue
-            shared = request.token_ids[: found.found.num_tokens]
-            if found.tier is Tier.DISK and not request.has_fetched:  # it is tried once
-                request.fetch = self._tiers.fetch(found, request.namespace, shared)
-                return False
-            if found.tier is Tier.MEMORY and self._restore_from_memory(
-                request, shared, reserved_cells
-            ):
-                return True
-        return True
-
-    def _restore_from_memory(self, request: Request, shared: TokenIds, reserved_cells: int) -> bool:
-        stored = self._tiers.get(request.namespace, shared, len(shared))
-        if stored is None or not self.cache.restore(stored.snapshot, reserved_cells):
-            return False
-        request.restored_from = PrefixSource.MEMORY
-        return True
-
-    def _is_quicker(self, match: TierMatch, num_tokens: int) -> bool:
-        """Whether to restore rather than to compute, by the rates so far; unmeasured: yes."""
-        counters, reading, cache = self._counters, self._tiers.counters, self.cache.counters
-        is_measured = counters.prefill_only_tokens >= _MIN_MEASURED_TOKENS
-        if not is_measured or not counters.prefill_seconds or not cache.restored_bytes:
-            return True
-        seconds = match.found.num_bytes * cache.restore_seconds / cache.restored_bytes
-        if match.tier is Tier.DISK and reading.disk_read_bytes:
-            seconds += match.found.num_bytes * reading.disk_read_seconds / reading.disk_read_bytes
-        return seconds < num_tokens * counters.prefill_seconds / counters.prefill_only_tokens
+    def _prefill_seconds_per_token(self) -> float | None:
+        """As measured in steps without decoding; None: too few tokens to say."""
+        counters = self._counters
+        if counters.prefill_only_tokens < _MIN_MEASURED_TOKENS:
+            return None
+        return counters.prefill_seconds / counters.prefill_only_tokens
 
     def _wait_for(self, request: Request, planned: PrefixMatch) -> None:
         (leader,) = (running for running in self._running if running.seq_id == planned.seq_id)
