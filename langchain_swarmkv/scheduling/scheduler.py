@@ -42,6 +42,7 @@ from langchain_swarmkv.statistics import EngineStatistics, PrefixSource
 __all__ = ["Scheduler", "closed_by"]
 
 _MIN_MEASURED_TOKENS = 256
+"""Prefill rates of fewer tokens say nothing."""
 
 LogitsOf = Callable[[], Logits | None]
 """Logits that are copied only for those who want them."""
