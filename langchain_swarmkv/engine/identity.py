@@ -31,7 +31,7 @@ class ModelIdentity:
     tokenizer: str
     """Digest of the vocabulary."""
     weights: str
-    """Digest of the whole model file."""
+    """Digest of the whole model file; of a model in several, the digest of their digests."""
     kv_type_k: str
     kv_type_v: str
     rope: str

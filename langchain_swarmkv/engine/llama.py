@@ -433,11 +433,14 @@ def _identity(
     *,
     kernel: str,
 ) -> ModelIdentity:
-    """The digests are those of the model file and of each adapter's."""
-    weights, *of_adapters = digests
+    """The digests are those of `config.files`."""
+    num_shards = len(digests) - len(config.adapters)
+    shards, of_adapters = digests[:num_shards], digests[num_shards:]
     base, scale = config.rope_freq_base, config.rope_freq_scale
     return ModelIdentity(
-        weights=weights,
+        weights=(
+            shards[0] if num_shards == 1 else hashlib.sha256("".join(shards).encode()).hexdigest()
+        ),
         architecture=architecture,
         tokenizer=tokenizer,
         kv_type_k=config.kv_type_k.value,

@@ -166,6 +166,7 @@ def write_tiny_gguf(
     add_eos: bool = False,
     merged: TinyLora | None = None,
     merged_scale: float = 1.0,
+    max_shard_tensors: int = 0,
 ) -> Path:
     """Write a model; equal arguments give equal bytes.
 
@@ -183,11 +184,12 @@ def write_tiny_gguf(
         add_eos: Whether the tokenizer is told to put an end token after every text.
         merged: An adapter that is added to the weights.
         merged_scale: Its scale.
+        max_shard_tensors: If given, the model is split into files of so many tensors.
 
     Returns:
-        `path`.
+        `path`, or the first of the files.
     """
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=max_shard_tensors)
     writer.add_name(f"tiny-{architecture}")
     writer.add_context_length(n_ctx_train)
     writer.add_embedding_length(N_EMBD)
@@ -204,7 +206,7 @@ def write_tiny_gguf(
     for name, values in tensors.items():
         writer.add_tensor(name, values)
     _write(writer)
-    return path
+    return writer.format_shard_names(path)[0]
 
 
 @dataclass(frozen=True)

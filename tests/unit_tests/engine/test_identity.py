@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, LoraAdapter
 from langchain_swarmkv.engine import weights
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama import LlamaEngine
 from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
+from tests.support.tiny_gguf import TinyLora
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
 TinyGguf = Callable[..., Path]
@@ -60,6 +61,36 @@ def test_other_weights_under_one_path_are_another_model(
     again.restore(0, state, 40)
     assert again.num_tokens(0) == 40
     again.close()
+
+
+def test_every_shard_of_a_split_model_counts(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    """Also one that is replaced under the same name; adapters are told from shards."""
+    first, other = (tiny_gguf("llama", seed=seed, max_shard_tensors=9) for seed in (1, 2))
+    model, others = (EngineConfig(model_path=path).files for path in (first, other))
+    assert len(model) == 3
+    for shard in model:
+        shutil.copy(shard, tmp_path / shard.name)
+    path = tmp_path / first.name
+    engine = open_engine(path)
+    append(engine, 0, DOCUMENT[:40])
+    state, ours = engine.save(0), engine.facts.identity
+    engine.close()
+    adapter = LoraAdapter(path=TinyLora().write(tmp_path / "adapter.gguf"))
+    adapted = identity(path, adapters=(adapter,))
+    assert adapted.weights == ours.weights
+    assert adapted.adapters == f"{weights_digest(adapter.path)} x 1.0"
+
+    for shard, replacement in zip(model[1:], others[1:], strict=True):
+        shutil.copy(replacement, tmp_path / shard.name)
+        changed = open_engine(path)
+        difference = ours.difference(changed.facts.identity)
+        assert difference is not None
+        assert difference.field == "weights"
+        with pytest.raises(SequenceError, match="another model"):
+            changed.restore(0, state, 40)
+        changed.close()
+        shutil.copy(shard, tmp_path / shard.name)
+    assert identity(path) == ours
 
 
 def test_a_touched_file_is_the_same_model(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
