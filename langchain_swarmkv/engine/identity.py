@@ -35,7 +35,8 @@ class ModelIdentity:
     kv_type_k: str
     kv_type_v: str
     rope: str
-    """Base frequency and scale, where the model's own were replaced."""
+    """Base frequency and scale, where the model's own were replaced; and whether the context is
+    long, for models whose factors are others beyond a certain size of it."""
     llama_cpp: str
     """The version that wrote the states; another one may lay them out differently."""
     adapters: str = ""

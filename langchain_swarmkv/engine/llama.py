@@ -127,6 +127,7 @@ class LlamaEngine(Engine):
                 config,
                 [one.result() for one in digests],
                 architecture,
+                _rope(config, model, context.n_ctx),
                 self.tokenizer.digest,
                 # A cache that grows but is of another form holds a V that nobody can rewrite.
                 kernel=_KERNELS[settings.flash_attention]
@@ -429,6 +430,7 @@ def _identity(
     config: EngineConfig,
     digests: Sequence[str],
     architecture: str,
+    rope: str,
     tokenizer: str,
     *,
     kernel: str,
@@ -436,7 +438,6 @@ def _identity(
     """The digests are those of `config.files`."""
     num_shards = len(digests) - len(config.adapters)
     shards, of_adapters = digests[:num_shards], digests[num_shards:]
-    base, scale = config.rope_freq_base, config.rope_freq_scale
     return ModelIdentity(
         weights=(
             shards[0] if num_shards == 1 else hashlib.sha256("".join(shards).encode()).hexdigest()
@@ -445,7 +446,7 @@ def _identity(
         tokenizer=tokenizer,
         kv_type_k=config.kv_type_k.value,
         kv_type_v=config.kv_type_v.value,
-        rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
+        rope=rope,
         llama_cpp=library_version(),
         adapters=", ".join(
             f"{digest} x {adapter.scale}"
@@ -453,3 +454,15 @@ def _identity(
         ),
         kernel=kernel,
     )
+
+
+def _rope(config: EngineConfig, model: ModelHandle, n_ctx: int) -> str:
+    base, scale = config.rope_freq_base, config.rope_freq_scale
+    rope = f"base {base or 'of the model'}, scale {scale or 'of the model'}"
+    architecture = model.metadata("general.architecture")
+    bound = model.metadata(f"{architecture}.rope.scaling.original_context_length")
+    if bound is None:
+        return rope
+    # LongRoPE: by the size of the context, llama.cpp picks one of two sets of factors for all
+    # positions (get_rope_factors, src/llama-model.cpp).
+    return f"{rope}, {'long' if n_ctx > int(bound) else 'short'} context"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFWriter, RopeScalingType
 
 from tests.support.vocabularies import BYTE_LEVEL, Vocabulary
 
@@ -167,6 +167,7 @@ def write_tiny_gguf(
     merged: TinyLora | None = None,
     merged_scale: float = 1.0,
     max_shard_tensors: int = 0,
+    n_ctx_short: int | None = None,
 ) -> Path:
     """Write a model; equal arguments give equal bytes.
 
@@ -185,6 +186,7 @@ def write_tiny_gguf(
         merged: An adapter that is added to the weights.
         merged_scale: Its scale.
         max_shard_tensors: If given, the model is split into files of so many tensors.
+        n_ctx_short: If given, longer contexts have other RoPE factors (LongRoPE; llama only).
 
     Returns:
         `path`, or the first of the files.
@@ -203,6 +205,11 @@ def write_tiny_gguf(
     for name, (a, b) in (merged.pairs() if merged else {}).items():
         assert merged is not None
         tensors[name] += merged_scale * merged.alpha / merged.rank * (b @ a)
+    if n_ctx_short is not None:
+        writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(n_ctx_short)
+        for kind, factor in {"short": 1.0, "long": 4.0}.items():
+            tensors[f"rope_factors_{kind}.weight"] = np.full(HEAD_DIM // 2, factor, np.float32)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
     _write(writer)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, LoraAdapter
@@ -128,6 +129,26 @@ def test_what_changes_kv_changes_the_identity(tiny_llama: Path, options: dict[st
         assert target.num_tokens(1) == 0
     plain.close()
     other.close()
+
+
+def test_a_long_context_counts_where_its_rope_factors_are_others(tiny_gguf: TinyGguf) -> None:
+    """On each side of the length in the file KV is the same, whatever the size; across, it is not.
+
+    Sizes are those that llama.cpp rounded up.
+    """
+    path = tiny_gguf("llama", n_ctx_short=512)
+    sizes = (200, 512, 513, 1000)
+    engines = [open_engine(path, n_ctx=n_ctx) for n_ctx in sizes]
+    logits = [append(engine, 0, DOCUMENT[:40]) for engine in engines]
+    ropes = [engine.facts.identity.rope for engine in engines]
+    for engine in engines:
+        engine.close()
+    kinds = [rope.rpartition(", ")[2] for rope in ropes]
+    assert kinds == ["short context", "short context", "long context", "long context"]
+    assert engines[0].facts.identity == engines[1].facts.identity
+    assert engines[2].facts.identity == engines[3].facts.identity
+    for ours, theirs, is_same in ((0, 1, True), (1, 2, False), (2, 3, True)):
+        assert np.allclose(logits[ours], logits[theirs], atol=0.01) is is_same
 
 
 @pytest.mark.parametrize(
