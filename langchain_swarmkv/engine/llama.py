@@ -144,6 +144,7 @@ class LlamaEngine(Engine):
 
         Also touches all weights once, so that the first request does not pay for reading the file.
         """
+        self._empty_state_bytes = self._native.state_size(0)
         sizes = []
         for position in range(2):
             batch = Batch()
@@ -263,11 +264,24 @@ class LlamaEngine(Engine):
             raise SequenceError(f"sequence {seq_id} is in use; clear it first.")
 
     def clear(self, seq_id: int) -> None:
-        """See `Engine.clear`."""
+        """See `Engine.clear`.
+
+        Raises:
+            DecodeFatalError: a state from outside has put something there that llama.cpp cannot
+                remove.
+        """
         self._check_id(seq_id)
         self._native.clear(seq_id)
         if self._ledger is not None:
             self._ledger.clear(seq_id)
+        # NOTE: positions of states whose form is not known are not looked at before llama.cpp takes
+        # them, and it never removes 2^31 - 1 or negative ones. The count of tokens, which is that
+        # of one part of such a cache, may be 0, and the next sequence of this id would see them.
+        if self._form is None and self._native.state_size(seq_id) != self._empty_state_bytes:
+            raise DecodeFatalError(
+                f"the cache of sequence {seq_id} cannot be emptied; open a new engine.",
+                return_code=-2,
+            )
 
     def num_tokens(self, seq_id: int) -> int:
         """See `Engine.num_tokens`."""
