@@ -38,7 +38,7 @@ class ModelIdentity:
     """Base frequency and scale, where the model's own were replaced; and whether the context is
     long, for models whose factors are others beyond a certain size of it."""
     llama_cpp: str
-    """The version that wrote the states; another one may lay them out differently."""
+    """Versions and commit of what wrote the states; others may lay them out differently."""
     adapters: str = ""
     """Digests and scales of the adapters, in order; empty without any."""
     kernel: str = ""

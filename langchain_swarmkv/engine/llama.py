@@ -40,7 +40,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.native.adapter import load_adapter
 from langchain_swarmkv.native.context import ContextHandle, ContextSettings
-from langchain_swarmkv.native.library import library_version
+from langchain_swarmkv.native.library import library_build
 from langchain_swarmkv.native.model import ModelHandle
 from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
@@ -461,7 +461,7 @@ def _identity(
         kv_type_k=config.kv_type_k.value,
         kv_type_v=config.kv_type_v.value,
         rope=rope,
-        llama_cpp=library_version(),
+        llama_cpp=library_build(),
         adapters=", ".join(
             f"{digest} x {adapter.scale}"
             for digest, adapter in zip(of_adapters, config.adapters, strict=True)

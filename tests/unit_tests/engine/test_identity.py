@@ -20,6 +20,7 @@ from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama import LlamaEngine
 from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
+from langchain_swarmkv.native.library import library, library_build
 from tests.support.tiny_gguf import TinyLora
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
@@ -129,6 +130,20 @@ def test_what_changes_kv_changes_the_identity(tiny_llama: Path, options: dict[st
         assert target.num_tokens(1) == 0
     plain.close()
     other.close()
+
+
+def test_another_build_of_llama_cpp_is_another_identity(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one version of its Python package, too."""
+    ours = identity(tiny_llama)
+    assert ours.llama_cpp == library_build()
+    monkeypatch.setattr("langchain_swarmkv.native.library.library_version", lambda: "0")
+    monkeypatch.setattr(library(), "llama_version", lambda: b"1")
+    difference = ours.difference(identity(tiny_llama))
+    assert difference is not None
+    assert difference.field == "llama_cpp"
+    assert difference.theirs.startswith("0 (llama.cpp 1, commit ")
 
 
 def test_a_long_context_counts_where_its_rope_factors_are_others(tiny_gguf: TinyGguf) -> None:
