@@ -212,7 +212,10 @@ def test_a_kernel_counts_where_no_state_can_be_rewritten_for_the_other(
 def test_a_large_file_is_read_once(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds."""
+    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds.
+
+    One file is one path, however it is spelt.
+    """
     monkeypatch.setattr(weights, "_REMEMBERED_BYTES", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = tmp_path / "cache" / "swarmkv" / "digests.json"
@@ -233,6 +236,10 @@ def test_a_large_file_is_read_once(
     os.utime(path, (0, 0))
     for _ in range(3):
         assert weights_digest(path) == digest
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.gguf").symlink_to(path)
+    for spelling in ("model.gguf", "cache/../model.gguf", "link.gguf"):
+        assert weights_digest(Path(spelling)) == digest
     assert num_reads == 2
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     for nonsense in ("", "[]", "{", '{"a": 1}', "[" * 100_000, json.dumps({str(path): [1]})):
