@@ -6,6 +6,7 @@ one shared engine), `SamplingParams` says how one request picks its tokens.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,8 @@ _INT32_MAX = (1 << 31) - 1  # llama.cpp's counters; ctypes would cut a larger nu
 _MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml.h
 _MAX_BIAS = 1e6
 _MAX_ADAPTER_SCALE = 1e6
+# llama_split_path, src/llama.cpp: a model in several files is opened by the first
+_FIRST_SHARD = re.compile(r"(?P<prefix>.+)-00001-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 class FlashAttention(str, Enum):
@@ -108,7 +111,7 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_path: Path
-    """The GGUF file."""
+    """The GGUF file; of a model in several, the first."""
     adapters: tuple[LoraAdapter, ...] = ()
     """LoRA adapters, added to the weights for all that this engine computes."""
     n_ctx: Annotated[int, Field(ge=1, le=_INT32_MAX)] = 8192
@@ -199,8 +202,8 @@ class EngineConfig(BaseModel):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The model's file, then those of the adapters: what is in them changes every answer."""
-        return self.model_path, *(adapter.path for adapter in self.adapters)
+        """The model's files, then one for each adapter: what is in them changes every answer."""
+        return *_shards(self.model_path), *(adapter.path for adapter in self.adapters)
 
     @property
     def device_name(self) -> str:
@@ -271,6 +274,19 @@ class SamplingParams(BaseModel):
                     f"logit_bias[{token_id}] is {value}; use a number up to {_MAX_BIAS:g}, or -inf."
                 )
         return bias
+
+
+def _shards(path: Path) -> tuple[Path, ...]:
+    """The file, and those that llama.cpp loads with it, as far as they exist."""
+    name = _FIRST_SHARD.fullmatch(path.name)
+    if name is None:
+        return (path,)
+    count = int(name["count"])
+    others = (
+        path.with_name(f"{name['prefix']}-{number:05}-of-{count:05}.gguf")
+        for number in range(2, count + 1)
+    )
+    return path, *(shard for shard in others if shard.exists())
 
 
 def _absolute_path(path: Path) -> Path:

@@ -31,13 +31,14 @@ class ModelIdentity:
     tokenizer: str
     """Digest of the vocabulary."""
     weights: str
-    """Digest of the whole model file."""
+    """Digest of the whole model file; of a model in several, the digest of their digests."""
     kv_type_k: str
     kv_type_v: str
     rope: str
-    """Base frequency and scale, where the model's own were replaced."""
+    """Base frequency and scale, where the model's own were replaced; and whether the context is
+    long, for models whose factors are others beyond a certain size of it."""
     llama_cpp: str
-    """The version that wrote the states; another one may lay them out differently."""
+    """Versions and commit of what wrote the states; others may lay them out differently."""
     adapters: str = ""
     """Digests and scales of the adapters, in order; empty without any."""
     kernel: str = ""

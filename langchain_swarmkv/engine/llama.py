@@ -40,7 +40,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.native.adapter import load_adapter
 from langchain_swarmkv.native.context import ContextHandle, ContextSettings
-from langchain_swarmkv.native.library import library_version
+from langchain_swarmkv.native.library import library_build
 from langchain_swarmkv.native.model import ModelHandle
 from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
@@ -127,6 +127,7 @@ class LlamaEngine(Engine):
                 config,
                 [one.result() for one in digests],
                 architecture,
+                _rope(config, model, context.n_ctx),
                 self.tokenizer.digest,
                 # A cache that grows but is of another form holds a V that nobody can rewrite.
                 kernel=_KERNELS[settings.flash_attention]
@@ -143,6 +144,7 @@ class LlamaEngine(Engine):
 
         Also touches all weights once, so that the first request does not pay for reading the file.
         """
+        self._empty_state_bytes = self._native.state_size(0)
         sizes = []
         for position in range(2):
             batch = Batch()
@@ -262,11 +264,24 @@ class LlamaEngine(Engine):
             raise SequenceError(f"sequence {seq_id} is in use; clear it first.")
 
     def clear(self, seq_id: int) -> None:
-        """See `Engine.clear`."""
+        """See `Engine.clear`.
+
+        Raises:
+            DecodeFatalError: a state from outside has put something there that llama.cpp cannot
+                remove.
+        """
         self._check_id(seq_id)
         self._native.clear(seq_id)
         if self._ledger is not None:
             self._ledger.clear(seq_id)
+        # NOTE: positions of states whose form is not known are not looked at before llama.cpp takes
+        # them, and it never removes 2^31 - 1 or negative ones. The count of tokens, which is that
+        # of one part of such a cache, may be 0, and the next sequence of this id would see them.
+        if self._form is None and self._native.state_size(seq_id) != self._empty_state_bytes:
+            raise DecodeFatalError(
+                f"the cache of sequence {seq_id} cannot be emptied; open a new engine.",
+                return_code=-2,
+            )
 
     def num_tokens(self, seq_id: int) -> int:
         """See `Engine.num_tokens`."""
@@ -429,24 +444,39 @@ def _identity(
     config: EngineConfig,
     digests: Sequence[str],
     architecture: str,
+    rope: str,
     tokenizer: str,
     *,
     kernel: str,
 ) -> ModelIdentity:
-    """The digests are those of the model file and of each adapter's."""
-    weights, *of_adapters = digests
-    base, scale = config.rope_freq_base, config.rope_freq_scale
+    """The digests are those of `config.files`."""
+    num_shards = len(digests) - len(config.adapters)
+    shards, of_adapters = digests[:num_shards], digests[num_shards:]
     return ModelIdentity(
-        weights=weights,
+        weights=(
+            shards[0] if num_shards == 1 else hashlib.sha256("".join(shards).encode()).hexdigest()
+        ),
         architecture=architecture,
         tokenizer=tokenizer,
         kv_type_k=config.kv_type_k.value,
         kv_type_v=config.kv_type_v.value,
-        rope=f"base {base or 'of the model'}, scale {scale or 'of the model'}",
-        llama_cpp=library_version(),
+        rope=rope,
+        llama_cpp=library_build(),
         adapters=", ".join(
             f"{digest} x {adapter.scale}"
             for digest, adapter in zip(of_adapters, config.adapters, strict=True)
         ),
         kernel=kernel,
     )
+
+
+def _rope(config: EngineConfig, model: ModelHandle, n_ctx: int) -> str:
+    base, scale = config.rope_freq_base, config.rope_freq_scale
+    rope = f"base {base or 'of the model'}, scale {scale or 'of the model'}"
+    architecture = model.metadata("general.architecture")
+    bound = model.metadata(f"{architecture}.rope.scaling.original_context_length")
+    if bound is None:
+        return rope
+    # LongRoPE: by the size of the context, llama.cpp picks one of two sets of factors for all
+    # positions (get_rope_factors, src/llama-model.cpp).
+    return f"{rope}, {'long' if n_ctx > int(bound) else 'short'} context"

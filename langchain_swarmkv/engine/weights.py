@@ -26,6 +26,7 @@ def weights_digest(path: Path) -> str:
     That of a large file is remembered by path, size, time of change and inode, in
     `$XDG_CACHE_HOME/swarmkv/digests.json`; a file that was touched is read again.
     """
+    path = path.resolve()
     status = path.stat()
     if status.st_size < _REMEMBERED_BYTES:
         return _digest(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 from langchain_swarmkv.errors import ForkedProcessError
 
-__all__ = ["forget_errors", "last_errors", "library", "library_version"]
+__all__ = ["forget_errors", "last_errors", "library", "library_build", "library_version"]
 
 _logger = logging.getLogger("langchain_swarmkv.native")
 _GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4  # enum ggml_log_level, ggml.h
@@ -78,5 +78,21 @@ def last_errors() -> str:
 
 
 def library_version() -> str:
-    """Version of llama-cpp-python, which pins a llama.cpp build."""
+    """Version of llama-cpp-python."""
     return str(library().__version__)
+
+
+def library_build() -> str:
+    """That version, and the version and commit of the llama.cpp that is loaded.
+
+    llama-cpp-python can be built with another llama.cpp, or be told to load one.
+    """
+    llama_cpp = library()
+    from llama_cpp._ggml import libggml
+
+    try:
+        commit = ctypes.CFUNCTYPE(ctypes.c_char_p)(("ggml_commit", libggml))()  # ggml.h
+    except AttributeError:  # on systems where a library does not pass on the symbols of another
+        commit = b"unknown"
+    version, commit = llama_cpp.llama_version().decode(), commit.decode()
+    return f"{library_version()} (llama.cpp {version}, commit {commit})"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGUFWriter, RopeScalingType
 
 from tests.support.vocabularies import BYTE_LEVEL, Vocabulary
 
@@ -166,6 +166,8 @@ def write_tiny_gguf(
     add_eos: bool = False,
     merged: TinyLora | None = None,
     merged_scale: float = 1.0,
+    max_shard_tensors: int = 0,
+    n_ctx_short: int | None = None,
 ) -> Path:
     """Write a model; equal arguments give equal bytes.
 
@@ -183,11 +185,13 @@ def write_tiny_gguf(
         add_eos: Whether the tokenizer is told to put an end token after every text.
         merged: An adapter that is added to the weights.
         merged_scale: Its scale.
+        max_shard_tensors: If given, the model is split into files of so many tensors.
+        n_ctx_short: If given, longer contexts have other RoPE factors (LongRoPE; llama only).
 
     Returns:
-        `path`.
+        `path`, or the first of the files.
     """
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=max_shard_tensors)
     writer.add_name(f"tiny-{architecture}")
     writer.add_context_length(n_ctx_train)
     writer.add_embedding_length(N_EMBD)
@@ -201,10 +205,15 @@ def write_tiny_gguf(
     for name, (a, b) in (merged.pairs() if merged else {}).items():
         assert merged is not None
         tensors[name] += merged_scale * merged.alpha / merged.rank * (b @ a)
+    if n_ctx_short is not None:
+        writer.add_rope_scaling_type(RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(n_ctx_short)
+        for kind, factor in {"short": 1.0, "long": 4.0}.items():
+            tensors[f"rope_factors_{kind}.weight"] = np.full(HEAD_DIM // 2, factor, np.float32)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
     _write(writer)
-    return path
+    return writer.format_shard_names(path)[0]
 
 
 @dataclass(frozen=True)

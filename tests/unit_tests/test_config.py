@@ -116,6 +116,23 @@ def test_an_adapter_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "a.gguf is given more than once" in refusal(engine_config, adapters=[first, again])
 
 
+def test_the_shards_of_a_model_are_files_of_it(tmp_path: Path) -> None:
+    """Named as llama.cpp names them, as far as they exist; the adapters' come after them."""
+    shards = [tmp_path / f"a-00001-of-3.gguf-{k:05}-of-00012.gguf" for k in range(1, 13)]
+    for shard in shards:
+        shard.touch()
+    others = [tmp_path / name for name in ("a-00001-of-00002.gguf", "a-00002-of-00003.gguf", "b")]
+    for other in others:
+        other.touch()
+    adapter = {"path": tmp_path / "b"}
+    config = EngineConfig(model_path=shards[0], adapters=[adapter])
+    assert config.files == (*shards, tmp_path / "b")
+    shards.pop(6).unlink()
+    assert config.files == (*shards, tmp_path / "b")
+    for alone in (shards[1], *others):
+        assert EngineConfig(model_path=alone).files == (alone,)
+
+
 def test_making_settings_touches_no_file() -> None:
     """A missing model is found out when it is opened."""
     assert not PATH.exists()

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType
+from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, LoraAdapter
 from langchain_swarmkv.engine import weights
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama import LlamaEngine
 from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
+from langchain_swarmkv.native.library import library, library_build
+from tests.support.tiny_gguf import TinyLora
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
 TinyGguf = Callable[..., Path]
@@ -62,6 +65,36 @@ def test_other_weights_under_one_path_are_another_model(
     again.close()
 
 
+def test_every_shard_of_a_split_model_counts(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
+    """Also one that is replaced under the same name; adapters are told from shards."""
+    first, other = (tiny_gguf("llama", seed=seed, max_shard_tensors=9) for seed in (1, 2))
+    model, others = (EngineConfig(model_path=path).files for path in (first, other))
+    assert len(model) == 3
+    for shard in model:
+        shutil.copy(shard, tmp_path / shard.name)
+    path = tmp_path / first.name
+    engine = open_engine(path)
+    append(engine, 0, DOCUMENT[:40])
+    state, ours = engine.save(0), engine.facts.identity
+    engine.close()
+    adapter = LoraAdapter(path=TinyLora().write(tmp_path / "adapter.gguf"))
+    adapted = identity(path, adapters=(adapter,))
+    assert adapted.weights == ours.weights
+    assert adapted.adapters == f"{weights_digest(adapter.path)} x 1.0"
+
+    for shard, replacement in zip(model[1:], others[1:], strict=True):
+        shutil.copy(replacement, tmp_path / shard.name)
+        changed = open_engine(path)
+        difference = ours.difference(changed.facts.identity)
+        assert difference is not None
+        assert difference.field == "weights"
+        with pytest.raises(SequenceError, match="another model"):
+            changed.restore(0, state, 40)
+        changed.close()
+        shutil.copy(shard, tmp_path / shard.name)
+    assert identity(path) == ours
+
+
 def test_a_touched_file_is_the_same_model(tiny_gguf: TinyGguf, tmp_path: Path) -> None:
     """As is a copy of other name and place: the content counts."""
     path = tmp_path / "model.gguf"
@@ -97,6 +130,40 @@ def test_what_changes_kv_changes_the_identity(tiny_llama: Path, options: dict[st
         assert target.num_tokens(1) == 0
     plain.close()
     other.close()
+
+
+def test_another_build_of_llama_cpp_is_another_identity(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one version of its Python package, too."""
+    ours = identity(tiny_llama)
+    assert ours.llama_cpp == library_build()
+    monkeypatch.setattr("langchain_swarmkv.native.library.library_version", lambda: "0")
+    monkeypatch.setattr(library(), "llama_version", lambda: b"1")
+    difference = ours.difference(identity(tiny_llama))
+    assert difference is not None
+    assert difference.field == "llama_cpp"
+    assert difference.theirs.startswith("0 (llama.cpp 1, commit ")
+
+
+def test_a_long_context_counts_where_its_rope_factors_are_others(tiny_gguf: TinyGguf) -> None:
+    """On each side of the length in the file KV is the same, whatever the size; across, it is not.
+
+    Sizes are those that llama.cpp rounded up.
+    """
+    path = tiny_gguf("llama", n_ctx_short=512)
+    sizes = (200, 512, 513, 1000)
+    engines = [open_engine(path, n_ctx=n_ctx) for n_ctx in sizes]
+    logits = [append(engine, 0, DOCUMENT[:40]) for engine in engines]
+    ropes = [engine.facts.identity.rope for engine in engines]
+    for engine in engines:
+        engine.close()
+    kinds = [rope.rpartition(", ")[2] for rope in ropes]
+    assert kinds == ["short context", "short context", "long context", "long context"]
+    assert engines[0].facts.identity == engines[1].facts.identity
+    assert engines[2].facts.identity == engines[3].facts.identity
+    for ours, theirs, is_same in ((0, 1, True), (1, 2, False), (2, 3, True)):
+        assert np.allclose(logits[ours], logits[theirs], atol=0.01) is is_same
 
 
 @pytest.mark.parametrize(
@@ -145,7 +212,10 @@ def test_a_kernel_counts_where_no_state_can_be_rewritten_for_the_other(
 def test_a_large_file_is_read_once(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds."""
+    """Its digest is remembered while path, size, times and inode stay; whatever the cache holds.
+
+    One file is one path, however it is spelt.
+    """
     monkeypatch.setattr(weights, "_REMEMBERED_BYTES", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = tmp_path / "cache" / "swarmkv" / "digests.json"
@@ -166,6 +236,10 @@ def test_a_large_file_is_read_once(
     os.utime(path, (0, 0))
     for _ in range(3):
         assert weights_digest(path) == digest
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.gguf").symlink_to(path)
+    for spelling in ("model.gguf", "cache/../model.gguf", "link.gguf"):
+        assert weights_digest(Path(spelling)) == digest
     assert num_reads == 2
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     for nonsense in ("", "[]", "{", '{"a": 1}', "[" * 100_000, json.dumps({str(path): [1]})):

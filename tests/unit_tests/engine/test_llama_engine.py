@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,14 @@ import pytest
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
 from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.engine.fake import FakeEngine
-from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
-from langchain_swarmkv.errors import GrammarError, NoRoomError, UnsupportedModelError
+from langchain_swarmkv.engine.llama import _STATE_HEADER, LlamaEngine, _checksum, available_cores
+from langchain_swarmkv.errors import (
+    DecodeFatalError,
+    GrammarError,
+    NoRoomError,
+    SequenceError,
+    UnsupportedModelError,
+)
 from tests.support.oracle import Oracle
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
 from tests.unit_tests.engine.engine_contract import (
@@ -210,6 +217,40 @@ def test_a_state_goes_to_the_other_kernel_and_back_bit_for_bit(
         assert one.save(3) == state
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "jamba", "mamba"])
+def test_what_a_made_up_state_leaves_behind_is_never_computed_with(
+    tiny_gguf: TinyGguf, architecture: str
+) -> None:
+    """With a last position that llama.cpp never removes, in each part of the cache.
+
+    The sequence is as good as new, or the engine says that it cannot be: as it restores or clears.
+    """
+    open_engine = opener(tiny_gguf(architecture))
+    engine = open_engine()
+    expected = append(engine, 0, DOCUMENT[:45])
+    header, payload = np.split(np.frombuffer(engine.save(0), np.uint8), [_STATE_HEADER.size])
+    engine.close()
+    fields = _STATE_HEADER.unpack(header.tobytes())
+    words = payload[: len(payload) // 4 * 4].view("<i4")
+    num_refused = 0
+    for place in np.flatnonzero(words == 44):
+        for position in (2**31 - 1, -(2**31), -1):
+            forged = payload.copy()
+            forged[: 4 * len(words)].view("<i4")[place] = position
+            state = _STATE_HEADER.pack(*fields[:-1], _checksum(forged.data)) + forged.tobytes()
+            engine = open_engine()
+            try:
+                with suppress(SequenceError):
+                    engine.restore(1, state, 45)
+                engine.clear(1)
+            except DecodeFatalError:
+                num_refused += 1
+            else:
+                assert np.array_equal(append(engine, 1, DOCUMENT[:45]), expected)
+            engine.close()
+    assert num_refused >= 3
 
 
 @pytest.mark.parametrize("kv_type", list(KVType))

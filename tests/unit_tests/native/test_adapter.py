@@ -43,7 +43,7 @@ A_ALONE, B_ALONE = ({name: tensor} for name, tensor in pair().items())
 STACK_A, STACK_B = (2, RANK, N_EMBD), (2, N_EMBD, RANK)
 
 HOSTILE: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
-    "a model": ({"general_type": "model"}, ModelFormatError, "'model', not 'adapter'"),
+    "a model": ({"general_type": "model"}, ModelFormatError, "is no LoRA adapter: it is a model."),
     "no type": ({"general_type": None}, ModelFormatError, "None, not 'adapter'"),
     "a type that is a number": ({"general_type": 3}, ModelFormatError, "not 'adapter'"),
     "a control vector": ({"adapter_type": "cvec"}, ModelFormatError, "'cvec', not 'lora'"),
@@ -129,6 +129,12 @@ def test_what_is_wrong_with_a_file_is_said(name: str, model: ModelHandle, tmp_pa
     assert reason in str(refused.value)
     assert refused.value.facts["path"] == path
     assert model.adapters == []
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(model: ModelHandle, tmp_path: Path) -> None:
+    """Not that a model is."""
+    with pytest.raises(ModelNotFoundError, match=r"There is no file .*missing\.gguf"):
+        load_adapter(model, tmp_path / "missing.gguf", 1.0)
 
 
 def test_other_weights_than_llama_cpp_can_adapt_are_refused(

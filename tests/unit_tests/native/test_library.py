@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from langchain_swarmkv.native.library import library, library_build, library_version
 from tests.unit_tests.native.isolated import run_isolated
 
 
@@ -82,3 +84,11 @@ def test_errors_have_a_reason_beside_another_user_of_llama_cpp(
         print(error)
     """
     assert "no reason given" not in run_isolated(code, tiny_llama, cut)
+
+
+def test_the_build_is_told_to_the_commit() -> None:
+    """One version of the Python package may sit on any llama.cpp."""
+    build = re.fullmatch(r"(\S+) \(llama\.cpp (\S+), commit \S+\)", library_build())
+    assert build is not None
+    assert build[1] == library_version()
+    assert build[2] == library().llama_version().decode()
