@@ -233,7 +233,11 @@ class Engine(ABC):
 
     @abstractmethod
     def clear(self, seq_id: int) -> None:
-        """Empty a sequence. Cells that another sequence shares stay."""
+        """Empty a sequence. Cells that another sequence shares stay.
+
+        Raises:
+            DecodeFatalError: something stays behind that no call removes; close the engine.
+        """
 
     @abstractmethod
     def num_tokens(self, seq_id: int) -> int:
@@ -253,6 +257,7 @@ class Engine(ABC):
 
         Raises:
             SequenceError: the state does not fit this engine, or there is no room.
+            DecodeFatalError: as `clear`.
         """
 
     @abstractmethod

@@ -431,8 +431,7 @@ class PrefixCache:
             heapq.heappush(self._free, seq_id)
             return False
         except BaseException:
-            self._tiers.remove(snapshot.key)
-            heapq.heappush(self._free, seq_id)
+            self._tiers.remove(snapshot.key)  # the next engine must not meet it again
             raise
         self._ledger.append(seq_id, snapshot.num_tokens)
         logits = self._usable_logits(snapshot)
