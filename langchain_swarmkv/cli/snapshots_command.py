@@ -88,6 +88,8 @@ def verify(folder: Folder, key_file: KeyFile = None) -> None:
         files = store.files()
         for file in track(files, "Reading", console=console, transient=True, disable=not files):
             try:
+                if file.error is not None:
+                    raise file.error
                 read_snapshot(file.path, store.cipher)
             except SnapshotError as error:
                 num_bad += 1

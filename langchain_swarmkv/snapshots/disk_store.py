@@ -37,6 +37,7 @@ from langchain_swarmkv.snapshots.snapshot_file import (
     TEMPORARY_SUFFIX,
     SnapshotHead,
     expanded,
+    format_error,
     read_head,
     read_snapshot,
     storage_error,
@@ -52,6 +53,8 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"(?P<key>[0-9a-f]+)\.swarmkv")
 _LOCK_NAME = ".swarmkv-lock"
 _LOCK_SECONDS = 60.0
+_MAX_TRIES = 100
+"""Files that one look-up passes over, before it says that there is none."""
 _TIMER_TICK_NS = 50_000_000
 """A folder that was changed this shortly ago may change again under the same time stamp."""
 _YOUNG_SECONDS = 10.0
@@ -195,16 +198,20 @@ class DiskSnapshotStore(SnapshotStore):
         self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
     ) -> StoredPrefix | None:
         """See `SnapshotStore.get`. A file that turns out to be damaged is passed over."""
-        while found := self.find(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens):
+        for _ in range(_MAX_TRIES):
+            found = self.find(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens)
+            if found is None:
+                break
             snapshot = self._load(found.key)
             if snapshot is None:
                 continue
-            # Another process may have put something else under this name since.
+            # Another process may have put something else under this name since, to the same place.
             shared = tuple(map(int, tokens[: found.num_tokens]))
             if snapshot.namespace == namespace and snapshot.tokens[: found.num_tokens] == shared:
                 self._touch(found.key)
                 return StoredPrefix(snapshot, found.num_tokens)
             with self._lock:
+                self._forget(found.key)
                 self._look(again=True)
         return None
 
@@ -377,7 +384,7 @@ class DiskSnapshotStore(SnapshotStore):
         path = self.path / f"{key}.swarmkv"
         head, problem = None, None
         try:
-            head = read_head(path, self.cipher)
+            head = _named_head(path, self.cipher)
         except SnapshotError as error:
             if not path.exists():
                 return
@@ -441,6 +448,14 @@ def _is_locked(path: Path) -> bool:
         return not lock_descriptor(descriptor, blocking=False)
     finally:
         os.close(descriptor)
+
+
+def _named_head(path: Path, cipher: SnapshotCipher | None) -> SnapshotHead:
+    """The head of a file that bears its key as its name: another one would shadow those that do."""
+    head = read_head(path, cipher)
+    if head.key != path.stem:
+        raise format_error(path, "its name is not its key")
+    return head
 
 
 def _is_of(head: SnapshotHead | None, snapshot: KVSnapshot) -> bool:

@@ -52,6 +52,7 @@ __all__ = [
     "TEMPORARY_SUFFIX",
     "SnapshotHead",
     "expanded",
+    "format_error",
     "open_no_follow",
     "read_head",
     "read_snapshot",
@@ -235,6 +236,13 @@ def storage_error(path: Path, verb: str, error: Exception) -> SnapshotStorageErr
     return SnapshotStorageError(f"{path} cannot be {verb}: {reason}.", path=str(path))
 
 
+def format_error(path: Path, reason: str) -> SnapshotFormatError:
+    """What is wrong with the file, as an error of this package."""
+    return SnapshotFormatError(
+        f"{path} is no snapshot that can be used: {reason}.", path=str(path), reason=reason
+    )
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -254,7 +262,7 @@ def open_no_follow(path: Path) -> BinaryIO:
         raise storage_error(path, "opened", error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _bad(path, "it is no regular file")
+        raise format_error(path, "it is no regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -299,11 +307,11 @@ class _Reader:
         self._check_digest("its head is damaged: the digest differs")
         tokens = np.frombuffer(self._decrypted(metadata, "tokens", token_bytes), dtype="<i4")
         if tokens.min() < 0:
-            raise _bad(self._path, f"a token id is {tokens.min()}")
+            raise format_error(self._path, f"a token id is {tokens.min()}")
         try:
             identity = ModelIdentity(**metadata.identity)
         except TypeError as error:
-            raise _bad(self._path, f"its identity is another release's: {error}") from None
+            raise format_error(self._path, f"its identity is another release's: {error}") from None
         return SnapshotHead(identity, tokens, self._num_bytes, metadata)
 
     def snapshot(self) -> KVSnapshot:
@@ -325,31 +333,31 @@ class _Reader:
                 model_name=metadata.model_name,
             )
         except SnapshotError as error:
-            raise _bad(self._path, str(error)) from None
+            raise format_error(self._path, str(error)) from None
 
     def _sizes(self) -> tuple[_Metadata, int]:
         """Metadata and number of tokens, once all sizes add up to the file's."""
         if self._num_bytes < _PREAMBLE.size:
-            raise _bad(self._path, f"{self._num_bytes} bytes are too few")
+            raise format_error(self._path, f"{self._num_bytes} bytes are too few")
         magic, version, metadata_bytes, num_tokens, self._payload_bytes = _PREAMBLE.unpack(
             self._take(_PREAMBLE.size)
         )
         if magic != _MAGIC:
-            raise _bad(self._path, "it was not made by this package")
+            raise format_error(self._path, "it was not made by this package")
         if version != FORMAT_VERSION:
             age = "a newer" if version > FORMAT_VERSION else "an older"
-            raise _bad(
+            raise format_error(
                 self._path,
                 f"it was made by {age} release: format version {version}, expected "
                 f"{FORMAT_VERSION}",
             )
         if metadata_bytes > _MAX_METADATA_BYTES or metadata_bytes > self._num_bytes:
-            raise _bad(self._path, f"{metadata_bytes} bytes of metadata are too many")
+            raise format_error(self._path, f"{metadata_bytes} bytes of metadata are too many")
         metadata = self._metadata(metadata_bytes)
         parts = metadata_bytes, 4 * num_tokens, _overhead(metadata), self._payload_bytes
         expected = _PREAMBLE.size + sum(parts) + 2 * _DIGEST_BYTES
         if expected != self._num_bytes or num_tokens == 0:
-            raise _bad(
+            raise format_error(
                 self._path,
                 f"its parts make {expected} bytes with {num_tokens} tokens, but it has "
                 f"{self._num_bytes} bytes",
@@ -363,7 +371,9 @@ class _Reader:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise _bad(self._path, f"its metadata are wrong: {place} {first['msg']}") from None
+            raise format_error(
+                self._path, f"its metadata are wrong: {place} {first['msg']}"
+            ) from None
 
     def _decrypted(self, metadata: _Metadata, part: Part, data: bytes) -> bytes:
         if metadata.nonce is None:
@@ -382,13 +392,13 @@ class _Reader:
         else:
             unpacked = decompress(data, metadata.compression, num_bytes)
         if unpacked is None or len(unpacked) != num_bytes:
-            raise _bad(self._path, f"its payload is not one of {num_bytes} bytes")
+            raise format_error(self._path, f"its payload is not one of {num_bytes} bytes")
         return unpacked
 
     def _check_digest(self, complaint: str) -> None:
         expected = self._digest.digest()
         if self._take(_DIGEST_BYTES) != expected:
-            raise _bad(self._path, complaint)
+            raise format_error(self._path, complaint)
 
     def _take(self, num_bytes: int) -> bytes:
         try:
@@ -396,16 +406,10 @@ class _Reader:
         except OSError as error:
             raise storage_error(self._path, "read", error) from error
         if len(data) != num_bytes:
-            raise _bad(self._path, "it was cut while it was read")
+            raise format_error(self._path, "it was cut while it was read")
         self._digest.update(data)
         return data
 
 
 def _overhead(metadata: _Metadata) -> int:
     return 0 if metadata.nonce is None else SnapshotCipher.OVERHEAD_BYTES
-
-
-def _bad(path: Path, reason: str) -> SnapshotFormatError:
-    return SnapshotFormatError(
-        f"{path} is no snapshot that can be used: {reason}.", path=str(path), reason=reason
-    )

@@ -88,6 +88,10 @@ def test_verify_finds_damage(folder: Path) -> None:
     assert result.exit_code == 1
     assert B.key in result.stdout
     assert "3 of 4" in result.stdout
+    (folder / f"{B.key}.swarmkv").write_bytes((folder / f"{C.key}.swarmkv").read_bytes())
+    result = swarmkv("snapshots", "verify", folder)
+    assert result.exit_code == 1
+    assert "its name is not its key" in result.stdout
 
 
 def test_prune_by_size_age_and_damage(folder: Path) -> None:

@@ -19,8 +19,13 @@ from typing import Any, BinaryIO, ClassVar
 
 import pytest
 
-from langchain_swarmkv.errors import ConfigurationError, SnapshotError, SnapshotStorageError
-from langchain_swarmkv.snapshots import snapshot_file
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    SnapshotError,
+    SnapshotFormatError,
+    SnapshotStorageError,
+)
+from langchain_swarmkv.snapshots import disk_store, snapshot_file
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.store import StoredPrefix
 from tests.unit_tests.snapshots.store_contract import (
@@ -232,6 +237,40 @@ def test_a_damaged_file_is_passed_over_and_told_once(
         assert [file.head for file in store.files()] == [None, store.files()[1].head]
         assert store.put(A)
         assert get(store, A) == StoredPrefix(A, A.num_tokens)
+
+
+def test_a_file_overwritten_in_place_is_passed_over(tmp_path: Path) -> None:
+    """`cp b a`, of equal size: neither a hang nor another one's state, and the good one is found.
+
+    Before this store reads its head, or after.
+    """
+    with DiskSnapshotStore(tmp_path, PLENTY) as store, DiskSnapshotStore(tmp_path) as late:
+        for snapshot in (A, B):
+            store.put(snapshot)
+        assert len(store) == 2
+        path = tmp_path / f"{A.key}.swarmkv"
+        path.write_bytes((tmp_path / f"{B.key}.swarmkv").read_bytes())
+        for each in (store, late):
+            assert get(each, A) is None
+            for _ in range(2):
+                assert get(each, B) == StoredPrefix(B, B.num_tokens)
+            (error,) = [file.error for file in each.files() if file.head is None]
+            assert isinstance(error, SnapshotFormatError)
+            assert error.facts["reason"] == "its name is not its key"
+        assert store.put(A)
+        assert get(store, A) == StoredPrefix(A, A.num_tokens)
+
+
+def test_a_look_up_ends_whatever_the_files_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that never agrees with what is read, as if another wrote in between each time."""
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+        monkeypatch.setattr(disk_store, "read_snapshot", lambda *args: B)
+        assert get(store, A) is None
+        monkeypatch.undo()
+        assert get(store, A) is not None
 
 
 def test_files_under_another_key_are_not_seen_and_make_room(tmp_path: Path) -> None:
