@@ -18,6 +18,7 @@ Nothing in a file is executed or resolved: JSON, numbers and bytes.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import secrets
@@ -58,6 +59,7 @@ __all__ = [
     "read_snapshot",
     "save_snapshot",
     "storage_error",
+    "sync_folder",
     "write_snapshot",
     "write_temporary",
 ]
@@ -68,6 +70,7 @@ _MAGIC = b"\x89SWARMKV"
 _PREAMBLE = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
 _MAX_METADATA_BYTES = 1 << 16
+_MAX_NAME_LETTERS = 1000
 
 
 class _Metadata(BaseModel):
@@ -77,7 +80,7 @@ class _Metadata(BaseModel):
 
     identity: dict[str, str]
     namespace: str = Field(pattern=r"^[0-9a-f]{64}$")
-    model_name: str = Field(max_length=1000)
+    model_name: str = Field(max_length=_MAX_NAME_LETTERS)
     state_bytes: int = Field(ge=1)
     logits_bytes: int = Field(ge=0, multiple_of=4)
     extra_bytes: int = Field(ge=0)
@@ -144,7 +147,7 @@ def write_snapshot(
     metadata = _Metadata(
         identity=dataclasses.asdict(snapshot.identity),
         namespace=snapshot.namespace,
-        model_name=snapshot.model_name,
+        model_name=_writable(snapshot.model_name),
         state_bytes=len(snapshot.state),
         logits_bytes=len(snapshot.logits or b""),
         extra_bytes=len(snapshot.extra),
@@ -164,6 +167,11 @@ def write_snapshot(
         digest.update(data)
         num_bytes += len(data)
     return num_bytes
+
+
+def _writable(name: str) -> str:
+    """A model's name as UTF-8 can hold it: one from a file's name may be of any bytes."""
+    return name.encode(errors="replace").decode()[:_MAX_NAME_LETTERS]
 
 
 def write_temporary(
@@ -204,18 +212,45 @@ def save_snapshot(path: Path, snapshot: KVSnapshot, cipher: SnapshotCipher | Non
         The bytes of the file.
 
     Raises:
-        SnapshotStorageError: it cannot be written.
+        SnapshotStorageError: it cannot be written, or something else than a file or a link is
+            there: a device, a pipe, a folder.
     """
     try:
+        _check_replaceable(path)
         temporary = write_temporary(path.parent, snapshot, cipher=cipher)
         try:
             num_bytes = temporary.stat().st_size
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
     except (OSError, ValueError) as error:
         raise storage_error(path, "written", error) from error
     return num_bytes
+
+
+def _check_replaceable(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError("there is something that is no regular file")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder safe on disk.
+
+    Raises:
+        OSError: the file system says no.
+    """
+    if os.name == "nt":
+        return  # folders cannot be opened there
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def expanded(path: Path | str) -> Path:
@@ -251,7 +286,7 @@ def open_no_follow(path: Path) -> BinaryIO:
 
     Raises:
         SnapshotStorageError: it cannot be opened.
-        SnapshotFormatError: it is no regular file.
+        SnapshotFormatError: it is a symbolic link, or no regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     # A pipe without a writer would block for ever.
@@ -259,6 +294,8 @@ def open_no_follow(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ELOOP and path.is_symlink():
+            raise format_error(path, "it is a symbolic link") from None
         raise storage_error(path, "opened", error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
