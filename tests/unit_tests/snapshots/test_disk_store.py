@@ -325,6 +325,27 @@ class _FullDisk:
         return self._file.write(data)
 
 
+def test_the_folder_is_made_safe_after_each_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: a name that is not on disk is gone with the power: by `put` and by `save_snapshot`."""
+    names_at_sync: list[set[str]] = []
+    sync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            assert os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+            names_at_sync.append(set(names(tmp_path)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    with DiskSnapshotStore(tmp_path, PLENTY) as store:
+        store.put(A)
+    assert names_at_sync == [{f"{A.key}.swarmkv"}]
+    snapshot_file.save_snapshot(tmp_path / "saved", A)
+    assert names_at_sync[1:] == [{f"{A.key}.swarmkv", "saved"}]
+
+
 @pytest.mark.parametrize("room", [0, 10, 500, 5000, 10_300])
 def test_a_full_disk_leaves_the_old_state(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -444,6 +465,22 @@ def test_what_another_process_saves_and_deletes_is_seen(tmp_path: Path) -> None:
             other.clear()
         assert get(store, snapshot) is None
         assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_a_folder_that_was_quiet_for_long_is_looked_at_again(tmp_path: Path) -> None:
+    """It is not read while its time stamp stays, but what another store does after that is seen."""
+    with DiskSnapshotStore(tmp_path) as store, DiskSnapshotStore(tmp_path) as other:
+        other.put(A)
+        for _ in range(2):
+            os.utime(tmp_path, (1e9, 1e9))
+            assert len(store) == 1
+            assert store._looked_at_ns == 10**18
+        other.put(B)
+        assert get(store, B) == StoredPrefix(B, B.num_tokens)
+        os.utime(tmp_path, (2e9, 2e9))
+        assert stored(store, A)
+        other.remove(A.key)
+        assert not stored(store, A)
 
 
 _KILLER = """

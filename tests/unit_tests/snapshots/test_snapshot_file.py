@@ -95,6 +95,14 @@ def test_encryption_hides_document_and_state(tmp_path: Path) -> None:
             read_head(tmp_path / "file", cipher)
 
 
+def test_the_parts_of_a_file_are_encrypted_apart() -> None:
+    """GCM under one nonce twice gives both texts away: equal bytes must not stay equal."""
+    token_bytes = struct.pack("<4i", *A.tokens)
+    data = encoded(dataclasses.replace(A, state=token_bytes), cipher=CIPHER)
+    hidden = data[HEADER.size + HEADER.unpack_from(data)[2] :][: len(token_bytes)]
+    assert data.count(hidden) == 1
+
+
 @pytest.mark.parametrize("key", [b"", b"short", bytes(31), bytes(33), "x" * 32, None])
 def test_a_key_of_another_length_is_refused(key: Any) -> None:
     """Not padded, not hashed: a weak key would pass unseen."""
@@ -237,6 +245,15 @@ def test_metadata_are_checked_whoever_sealed_them(tmp_path: Path) -> None:
     for text in texts:
         with pytest.raises(SnapshotError):
             read(resealed(data, text), tmp_path / "file", CIPHER if b"00" * 11 in text else None)
+
+
+def test_metadata_are_bounded(tmp_path: Path) -> None:
+    """However right they are, what nobody writes is not parsed."""
+    data = encoded(A)
+    good = data[HEADER.size : HEADER.size + HEADER.unpack_from(data)[2]]
+    assert read(resealed(data, good.ljust(1 << 16)), tmp_path / "file") == A
+    with pytest.raises(SnapshotFormatError, match="65537 bytes of metadata are too many"):
+        read(resealed(data, good.ljust((1 << 16) + 1)), tmp_path / "file")
 
 
 def test_a_small_file_cannot_unpack_to_a_large_one(tmp_path: Path) -> None:
