@@ -179,6 +179,7 @@ def test_export_and_import_follow_no_link(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "symbolic link" in result.stderr
     (folder / f"{'0' * 64}.swarmkv").symlink_to(outside)
+    (folder / f"{'1' * 64}.swarmkv").symlink_to(tmp_path / "absent")
     assert swarmkv("snapshots", "verify", folder).exit_code == 1
     assert swarmkv("snapshots", "prune", folder, "--damaged").exit_code == 0
     assert outside.read_text() == "mine"
