@@ -58,18 +58,14 @@ def list_snapshots(
 ) -> None:
     """List the snapshots of a folder, those used last first."""
     with errors_in_one_line(), _open(folder, key_file) as store:
-        files = store.files()
-        mine = [file for file in files if _is_under(file, cache_salt)]
+        files = [file for file in store.files() if _is_under(file, cache_salt)]
         if as_json:
-            typer.echo(json.dumps([_facts(file) for file in mine], indent=2))
+            typer.echo(json.dumps([_facts(file) for file in files], indent=2))
             return
         console = Console()
-        _print_table(console, mine)
+        _print_table(console, files)
         num_bytes = sum(file.num_bytes for file in files)
-        others = [file for file in files if file.head is not None and file not in mine]
         console.print(f"{len(files)} files, {num_bytes / 1e6:,.1f} MB in all.", highlight=False)
-        if others:
-            console.print(f"{len(others)} of them belong to other salts.", highlight=False)
 
 
 @snapshots_app.command()
@@ -88,6 +84,8 @@ def verify(folder: Folder, key_file: KeyFile = None) -> None:
         files = store.files()
         for file in track(files, "Reading", console=console, transient=True, disable=not files):
             try:
+                if file.error is not None:
+                    raise file.error
                 read_snapshot(file.path, store.cipher)
             except SnapshotError as error:
                 num_bad += 1

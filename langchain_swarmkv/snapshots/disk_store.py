@@ -37,9 +37,11 @@ from langchain_swarmkv.snapshots.snapshot_file import (
     TEMPORARY_SUFFIX,
     SnapshotHead,
     expanded,
+    format_error,
     read_head,
     read_snapshot,
     storage_error,
+    sync_folder,
     write_temporary,
 )
 from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
@@ -51,11 +53,17 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(?P<key>[0-9a-f]+)\.swarmkv")
 _LOCK_NAME = ".swarmkv-lock"
-_LOCK_SECONDS = 60.0
+_LOCK_SECONDS = 10.0
+_SHORT_LOCK_SECONDS = 0.1
+"""Of a lock that was not let go in time: it may be a stopped process's, which keeps it for long."""
+_MAX_TRIES = 100
+"""Files that one look-up passes over, before it says that there is none."""
 _TIMER_TICK_NS = 50_000_000
 """A folder that was changed this shortly ago may change again under the same time stamp."""
-_YOUNG_SECONDS = 10.0
-"""A temporary file this young may be one that its writer has not locked yet, or not renamed."""
+_DAY_NS = 86_400 * 10**9
+_YOUNG_SECONDS = 600.0
+"""A temporary file this young may be one whose writer has not locked it yet, or waits for the
+folder's lock to rename it; far longer than `_LOCK_SECONDS`, for threads wait in a row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +112,10 @@ class DiskSnapshotStore(SnapshotStore):
         compression: Compression | str | None = None,
         key: bytes | None = None,
     ) -> None:
-        if max_bytes < 0:
+        if not isinstance(max_bytes, int) or max_bytes < 0:
             raise ConfigurationError(
-                f"max_bytes is {max_bytes}, but must be at least 0", max_bytes=max_bytes
+                f"max_bytes is {max_bytes!r}, but must be a whole number, at least 0",
+                max_bytes=max_bytes,
             )
         self.path = expanded(path).absolute()
         self.max_bytes = max_bytes
@@ -124,9 +133,8 @@ class DiskSnapshotStore(SnapshotStore):
         with _as_storage_error(self.path, "used as a folder for snapshots"):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_litter()
-        self._folder_lock = FileLock(
-            self.path / _LOCK_NAME, timeout=_LOCK_SECONDS, mode=0o600, thread_local=False
-        )
+        self._folder_lock = FileLock(self.path / _LOCK_NAME, mode=0o600, thread_local=False)
+        self._lock_seconds = _LOCK_SECONDS
 
     @property
     def num_bytes(self) -> int:
@@ -145,7 +153,7 @@ class DiskSnapshotStore(SnapshotStore):
         with self._lock:
             self._check_open()
             self._look(again=True)
-            return sorted(self._files.values(), key=lambda file: -file.used_ns)
+            return sorted(self._files.values(), key=_believed_use, reverse=True)
 
     # -- the contract ----------------------------------------------------------------------------
 
@@ -167,7 +175,8 @@ class DiskSnapshotStore(SnapshotStore):
         try:
             return self._commit(snapshot, temporary)
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # litter, which is removed later
+                temporary.unlink(missing_ok=True)
 
     def find(
         self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
@@ -195,16 +204,20 @@ class DiskSnapshotStore(SnapshotStore):
         self, namespace: str, tokens: TokenIds, *, can_cut: bool, min_tokens: int = 1
     ) -> StoredPrefix | None:
         """See `SnapshotStore.get`. A file that turns out to be damaged is passed over."""
-        while found := self.find(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens):
+        for _ in range(_MAX_TRIES):
+            found = self.find(namespace, tokens, can_cut=can_cut, min_tokens=min_tokens)
+            if found is None:
+                break
             snapshot = self._load(found.key)
             if snapshot is None:
                 continue
-            # Another process may have put something else under this name since.
+            # Another process may have put something else under this name since, to the same place.
             shared = tuple(map(int, tokens[: found.num_tokens]))
             if snapshot.namespace == namespace and snapshot.tokens[: found.num_tokens] == shared:
                 self._touch(found.key)
                 return StoredPrefix(snapshot, found.num_tokens)
             with self._lock:
+                self._forget(found.key)
                 self._look(again=True)
         return None
 
@@ -275,13 +288,14 @@ class DiskSnapshotStore(SnapshotStore):
                 if not self._replace(snapshot, temporary):
                     return False
             with _as_storage_error(self.path, "written to"):
-                self._sync_folder()
+                sync_folder(self.path)
             return True
 
     def _replace(self, snapshot: KVSnapshot, temporary: Path) -> bool:
         self._check_open()
         self._look(again=True)
-        num_bytes = temporary.stat().st_size
+        with _as_storage_error(self.path, "written to"):
+            num_bytes = temporary.stat().st_size
         if not self._may_take(snapshot, num_bytes):
             return False
         key = snapshot.key
@@ -295,8 +309,9 @@ class DiskSnapshotStore(SnapshotStore):
     @contextmanager
     def _locked_folder(self) -> Iterator[None]:
         try:
-            self._folder_lock.acquire()
+            self._folder_lock.acquire(timeout=self._lock_seconds)
         except Timeout:
+            self._lock_seconds = _SHORT_LOCK_SECONDS
             raise SnapshotStorageError(
                 f"Another process has held the lock of the folder {self.path} for "
                 f"{_LOCK_SECONDS:g} s.",
@@ -304,23 +319,15 @@ class DiskSnapshotStore(SnapshotStore):
             ) from None
         except OSError as error:
             raise storage_error(self.path, "locked", error) from error
+        self._lock_seconds = _LOCK_SECONDS
         try:
             yield
         finally:
             self._folder_lock.release()
 
-    def _sync_folder(self) -> None:
-        if os.name == "nt":
-            return  # folders cannot be opened there
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def _evict_until(self, num_bytes: int, spare: str) -> None:
         """Delete files that are not pinned until the others, without `spare`, fit."""
-        for key, _ in sorted(self._files.items(), key=lambda item: item[1].used_ns):
+        for key, _ in sorted(self._files.items(), key=lambda item: _believed_use(item[1])):
             if self._bytes_beside(spare) <= num_bytes:
                 return
             if key not in self._pins and key != spare:
@@ -377,9 +384,9 @@ class DiskSnapshotStore(SnapshotStore):
         path = self.path / f"{key}.swarmkv"
         head, problem = None, None
         try:
-            head = read_head(path, self.cipher)
+            head = _named_head(path, self.cipher)
         except SnapshotError as error:
-            if not path.exists():
+            if not os.path.lexists(path):
                 return
             _log.warning("passed over: %s", error)
             problem = error.with_traceback(None)
@@ -399,7 +406,7 @@ class DiskSnapshotStore(SnapshotStore):
             return read_snapshot(file.path, self.cipher)
         except SnapshotError as error:
             with self._lock:
-                if not file.path.exists():
+                if not os.path.lexists(file.path):
                     self._forget(key)
                 elif self._files.get(key) is not None:
                     _log.warning("passed over: %s", error)
@@ -435,12 +442,28 @@ class DiskSnapshotStore(SnapshotStore):
             raise SnapshotError("the snapshot store is closed")
 
 
+def _believed_use(file: StoredFile) -> int:
+    """When it was last used, to compare: never, where its time is far ahead.
+
+    A clock that was wrong would keep a file for good.
+    """
+    return 0 if file.used_ns > time.time_ns() + _DAY_NS else file.used_ns
+
+
 def _is_locked(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     try:
         return not lock_descriptor(descriptor, blocking=False)
     finally:
         os.close(descriptor)
+
+
+def _named_head(path: Path, cipher: SnapshotCipher | None) -> SnapshotHead:
+    """The head of a file that bears its key as its name: another one would shadow those that do."""
+    head = read_head(path, cipher)
+    if head.key != path.stem:
+        raise format_error(path, "its name is not its key")
+    return head
 
 
 def _is_of(head: SnapshotHead | None, snapshot: KVSnapshot) -> bool:

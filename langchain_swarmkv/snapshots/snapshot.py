@@ -22,6 +22,16 @@ __all__ = ["KVSnapshot", "prefix_namespace", "snapshot_key"]
 
 _BYTES_PER_TOKEN = 4
 _BYTES_PER_LOGIT = 4
+_KINDS: dict[str, tuple[type, ...]] = {
+    "identity": (ModelIdentity,),
+    "namespace": (str,),
+    "tokens": (tuple,),
+    "state": (bytes,),
+    "logits": (bytes, type(None)),
+    "model_name": (str,),
+    "extra": (bytes,),
+}
+_NEVER_EMPTY = ("namespace", "tokens", "state")
 
 
 @dataclass(frozen=True)
@@ -52,20 +62,16 @@ class KVSnapshot:
     """The caller's own, kept with it: the text of a document, say."""
 
     def __post_init__(self) -> None:
-        kinds: dict[str, type] = {
-            "identity": ModelIdentity,
-            "namespace": str,
-            "tokens": tuple,
-            "state": bytes,
-        }
-        for name, kind in kinds.items():
+        for name, kinds in _KINDS.items():
             value: object = getattr(self, name)
-            if not isinstance(value, kind) or not value:
-                seen = "empty" if isinstance(value, kind) else type(value).__name__
+            if not isinstance(value, kinds):
+                expected = " or ".join(kind.__name__ for kind in kinds)
                 raise SnapshotError(
-                    f"a snapshot's {name} must be a {kind.__name__} that is not empty, is {seen}",
+                    f"a snapshot's {name} must be {expected}, not {type(value).__name__}",
                     field=name,
                 )
+            if not value and name in _NEVER_EMPTY:
+                raise SnapshotError(f"a snapshot's {name} must not be empty", field=name)
         if len(self.logits or b"") % _BYTES_PER_LOGIT:
             raise SnapshotError("a snapshot's logits must be float32s", field="logits")
         _check_token_ids(self.tokens)

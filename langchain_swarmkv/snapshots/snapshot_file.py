@@ -18,6 +18,7 @@ Nothing in a file is executed or resolved: JSON, numbers and bytes.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import secrets
@@ -52,11 +53,13 @@ __all__ = [
     "TEMPORARY_SUFFIX",
     "SnapshotHead",
     "expanded",
+    "format_error",
     "open_no_follow",
     "read_head",
     "read_snapshot",
     "save_snapshot",
     "storage_error",
+    "sync_folder",
     "write_snapshot",
     "write_temporary",
 ]
@@ -67,6 +70,7 @@ _MAGIC = b"\x89SWARMKV"
 _PREAMBLE = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
 _MAX_METADATA_BYTES = 1 << 16
+_MAX_NAME_LETTERS = 1000
 
 
 class _Metadata(BaseModel):
@@ -76,7 +80,7 @@ class _Metadata(BaseModel):
 
     identity: dict[str, str]
     namespace: str = Field(pattern=r"^[0-9a-f]{64}$")
-    model_name: str = Field(max_length=1000)
+    model_name: str = Field(max_length=_MAX_NAME_LETTERS)
     state_bytes: int = Field(ge=1)
     logits_bytes: int = Field(ge=0, multiple_of=4)
     extra_bytes: int = Field(ge=0)
@@ -143,7 +147,7 @@ def write_snapshot(
     metadata = _Metadata(
         identity=dataclasses.asdict(snapshot.identity),
         namespace=snapshot.namespace,
-        model_name=snapshot.model_name,
+        model_name=_writable(snapshot.model_name),
         state_bytes=len(snapshot.state),
         logits_bytes=len(snapshot.logits or b""),
         extra_bytes=len(snapshot.extra),
@@ -163,6 +167,11 @@ def write_snapshot(
         digest.update(data)
         num_bytes += len(data)
     return num_bytes
+
+
+def _writable(name: str) -> str:
+    """A model's name as UTF-8 can hold it: one from a file's name may be of any bytes."""
+    return name.encode(errors="replace").decode()[:_MAX_NAME_LETTERS]
 
 
 def write_temporary(
@@ -203,18 +212,45 @@ def save_snapshot(path: Path, snapshot: KVSnapshot, cipher: SnapshotCipher | Non
         The bytes of the file.
 
     Raises:
-        SnapshotStorageError: it cannot be written.
+        SnapshotStorageError: it cannot be written, or something else than a file or a link is
+            there: a device, a pipe, a folder.
     """
     try:
+        _check_replaceable(path)
         temporary = write_temporary(path.parent, snapshot, cipher=cipher)
         try:
             num_bytes = temporary.stat().st_size
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
     except (OSError, ValueError) as error:
         raise storage_error(path, "written", error) from error
     return num_bytes
+
+
+def _check_replaceable(path: Path) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError("there is something that is no regular file")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder safe on disk.
+
+    Raises:
+        OSError: the file system says no.
+    """
+    if os.name == "nt":
+        return  # folders cannot be opened there
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def expanded(path: Path | str) -> Path:
@@ -235,6 +271,13 @@ def storage_error(path: Path, verb: str, error: Exception) -> SnapshotStorageErr
     return SnapshotStorageError(f"{path} cannot be {verb}: {reason}.", path=str(path))
 
 
+def format_error(path: Path, reason: str) -> SnapshotFormatError:
+    """What is wrong with the file, as an error of this package."""
+    return SnapshotFormatError(
+        f"{path} is no snapshot that can be used: {reason}.", path=str(path), reason=reason
+    )
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -243,7 +286,7 @@ def open_no_follow(path: Path) -> BinaryIO:
 
     Raises:
         SnapshotStorageError: it cannot be opened.
-        SnapshotFormatError: it is no regular file.
+        SnapshotFormatError: it is a symbolic link, or no regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     # A pipe without a writer would block for ever.
@@ -251,10 +294,12 @@ def open_no_follow(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ELOOP and path.is_symlink():
+            raise format_error(path, "it is a symbolic link") from None
         raise storage_error(path, "opened", error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _bad(path, "it is no regular file")
+        raise format_error(path, "it is no regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -299,11 +344,11 @@ class _Reader:
         self._check_digest("its head is damaged: the digest differs")
         tokens = np.frombuffer(self._decrypted(metadata, "tokens", token_bytes), dtype="<i4")
         if tokens.min() < 0:
-            raise _bad(self._path, f"a token id is {tokens.min()}")
+            raise format_error(self._path, f"a token id is {tokens.min()}")
         try:
             identity = ModelIdentity(**metadata.identity)
         except TypeError as error:
-            raise _bad(self._path, f"its identity is another release's: {error}") from None
+            raise format_error(self._path, f"its identity is another release's: {error}") from None
         return SnapshotHead(identity, tokens, self._num_bytes, metadata)
 
     def snapshot(self) -> KVSnapshot:
@@ -325,31 +370,31 @@ class _Reader:
                 model_name=metadata.model_name,
             )
         except SnapshotError as error:
-            raise _bad(self._path, str(error)) from None
+            raise format_error(self._path, str(error)) from None
 
     def _sizes(self) -> tuple[_Metadata, int]:
         """Metadata and number of tokens, once all sizes add up to the file's."""
         if self._num_bytes < _PREAMBLE.size:
-            raise _bad(self._path, f"{self._num_bytes} bytes are too few")
+            raise format_error(self._path, f"{self._num_bytes} bytes are too few")
         magic, version, metadata_bytes, num_tokens, self._payload_bytes = _PREAMBLE.unpack(
             self._take(_PREAMBLE.size)
         )
         if magic != _MAGIC:
-            raise _bad(self._path, "it was not made by this package")
+            raise format_error(self._path, "it was not made by this package")
         if version != FORMAT_VERSION:
             age = "a newer" if version > FORMAT_VERSION else "an older"
-            raise _bad(
+            raise format_error(
                 self._path,
                 f"it was made by {age} release: format version {version}, expected "
                 f"{FORMAT_VERSION}",
             )
         if metadata_bytes > _MAX_METADATA_BYTES or metadata_bytes > self._num_bytes:
-            raise _bad(self._path, f"{metadata_bytes} bytes of metadata are too many")
+            raise format_error(self._path, f"{metadata_bytes} bytes of metadata are too many")
         metadata = self._metadata(metadata_bytes)
         parts = metadata_bytes, 4 * num_tokens, _overhead(metadata), self._payload_bytes
         expected = _PREAMBLE.size + sum(parts) + 2 * _DIGEST_BYTES
         if expected != self._num_bytes or num_tokens == 0:
-            raise _bad(
+            raise format_error(
                 self._path,
                 f"its parts make {expected} bytes with {num_tokens} tokens, but it has "
                 f"{self._num_bytes} bytes",
@@ -363,7 +408,9 @@ class _Reader:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise _bad(self._path, f"its metadata are wrong: {place} {first['msg']}") from None
+            raise format_error(
+                self._path, f"its metadata are wrong: {place} {first['msg']}"
+            ) from None
 
     def _decrypted(self, metadata: _Metadata, part: Part, data: bytes) -> bytes:
         if metadata.nonce is None:
@@ -382,13 +429,13 @@ class _Reader:
         else:
             unpacked = decompress(data, metadata.compression, num_bytes)
         if unpacked is None or len(unpacked) != num_bytes:
-            raise _bad(self._path, f"its payload is not one of {num_bytes} bytes")
+            raise format_error(self._path, f"its payload is not one of {num_bytes} bytes")
         return unpacked
 
     def _check_digest(self, complaint: str) -> None:
         expected = self._digest.digest()
         if self._take(_DIGEST_BYTES) != expected:
-            raise _bad(self._path, complaint)
+            raise format_error(self._path, complaint)
 
     def _take(self, num_bytes: int) -> bytes:
         try:
@@ -396,16 +443,10 @@ class _Reader:
         except OSError as error:
             raise storage_error(self._path, "read", error) from error
         if len(data) != num_bytes:
-            raise _bad(self._path, "it was cut while it was read")
+            raise format_error(self._path, "it was cut while it was read")
         self._digest.update(data)
         return data
 
 
 def _overhead(metadata: _Metadata) -> int:
     return 0 if metadata.nonce is None else SnapshotCipher.OVERHEAD_BYTES
-
-
-def _bad(path: Path, reason: str) -> SnapshotFormatError:
-    return SnapshotFormatError(
-        f"{path} is no snapshot that can be used: {reason}.", path=str(path), reason=reason
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
 from langchain_swarmkv.snapshots.snapshot_file import read_snapshot
 from langchain_swarmkv.snapshots.store import StoredPrefix
 from tests.unit_tests.snapshots.store_contract import A, B, C, snapshot_of
@@ -44,14 +44,14 @@ def damage(folder: Path, key: str) -> None:
 
 
 def test_list_shows_what_the_salt_may_see(folder: Path) -> None:
-    """Those used last first; another salt's are counted only, and the salt is not printed."""
+    """Those used last first; of another salt's not even the count, and the salt is not printed."""
     result = swarmkv("snapshots", "list", folder)
     assert result.exit_code == 0, result.output
     places = [result.stdout.index(snapshot.key[:12]) for snapshot in (C, B, A)]
     assert places == sorted(places)
     assert TENANT.key[:12] not in result.stdout
-    assert "4 files" in result.stdout
-    assert "1 of them" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("3 files, 0.0 MB")
+    assert len(result.stdout.splitlines()) == 5
     assert [item["key"] for item in listed(folder)] == [C.key, B.key, A.key]
     (theirs,) = listed(folder, "--cache-salt", "tenant")
     assert theirs["key"] == TENANT.key
@@ -88,6 +88,10 @@ def test_verify_finds_damage(folder: Path) -> None:
     assert result.exit_code == 1
     assert B.key in result.stdout
     assert "3 of 4" in result.stdout
+    (folder / f"{B.key}.swarmkv").write_bytes((folder / f"{C.key}.swarmkv").read_bytes())
+    result = swarmkv("snapshots", "verify", folder)
+    assert result.exit_code == 1
+    assert "its name is not its key" in result.stdout
 
 
 def test_prune_by_size_age_and_damage(folder: Path) -> None:
@@ -111,6 +115,40 @@ def test_prune_by_size_age_and_damage(folder: Path) -> None:
     assert keys(folder) == {C.key}
     assert swarmkv("snapshots", "prune", folder, "--all").exit_code == 0
     assert keys(folder) == set()
+
+
+@pytest.mark.parametrize("seconds", [3e11, -1e11])
+def test_a_time_that_no_calendar_has_is_shown(
+    seconds: float, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that says it was used in the year 11,476, or before the first."""
+    files = DiskSnapshotStore.files
+
+    def strange(store: DiskSnapshotStore) -> list[StoredFile]:
+        # Some file systems would not take the time.
+        used_ns = int(seconds * 1e9)
+        return [dataclasses.replace(file, used_ns=used_ns) for file in files(store)]
+
+    monkeypatch.setattr(DiskSnapshotStore, "files", strange)
+    assert swarmkv("snapshots", "list", folder).exit_code == 0
+    assert len(listed(folder)) == 3
+    result = swarmkv("snapshots", "show", folder, A.key)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["last_used"].startswith("9999-12-31")
+
+
+def test_prune_takes_numbers_of_any_length(folder: Path) -> None:
+    """More than there can be is no bound, with or without a unit."""
+    many = "9" * 400
+    for options in (
+        ("--max-bytes", many),
+        ("--max-bytes", f"{many}T"),
+        ("--unused-for", f"{many}w"),
+    ):
+        result = swarmkv("snapshots", "prune", folder, *options)
+        assert result.exit_code == 0, result.output
+        assert "Deleted 0 of 4" in result.stdout
+    assert len(keys(folder)) == 4
 
 
 def test_export_and_import(folder: Path, tmp_path: Path) -> None:
@@ -141,6 +179,7 @@ def test_export_and_import_follow_no_link(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "symbolic link" in result.stderr
     (folder / f"{'0' * 64}.swarmkv").symlink_to(outside)
+    (folder / f"{'1' * 64}.swarmkv").symlink_to(tmp_path / "absent")
     assert swarmkv("snapshots", "verify", folder).exit_code == 1
     assert swarmkv("snapshots", "prune", folder, "--damaged").exit_code == 0
     assert outside.read_text() == "mine"

@@ -13,7 +13,7 @@ import dataclasses
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +21,8 @@ import pytest
 
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import SnapshotError
+from langchain_swarmkv.snapshots import snapshot as snapshot_module
+from langchain_swarmkv.snapshots import snapshot_file
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
 from langchain_swarmkv.snapshots.store import SnapshotStore, StoredPrefix
 
@@ -56,6 +58,12 @@ def snapshot_of(
     return KVSnapshot(
         identity_of(identity), namespace_of(identity, salt), tuple(tokens), state, model_name="m"
     )
+
+
+def _set_key_function(monkeypatch: pytest.MonkeyPatch, function: Callable[..., str]) -> None:
+    """Where keys are computed: for a snapshot, and for the head of a file."""
+    for module in (snapshot_module, snapshot_file):
+        monkeypatch.setattr(module, "snapshot_key", function)
 
 
 def stored(store: SnapshotStore, snapshot: KVSnapshot) -> bool:
@@ -202,10 +210,8 @@ class SnapshotStoreContract(ABC):
         self, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A key function of 8 bits and 300 documents in 3 namespaces."""
-        from langchain_swarmkv.snapshots import snapshot as snapshot_module
-
         full_key = snapshot_module.snapshot_key
-        monkeypatch.setattr(snapshot_module, "snapshot_key", lambda *args: full_key(*args)[:2])
+        _set_key_function(monkeypatch, lambda *args: full_key(*args)[:2])
         documents = [snapshot_of([i % 7, i, 300 - i], salt=f"{i % 3}") for i in range(300)]
         assert len({document.key for document in documents}) < 300
         for document in documents:
@@ -227,9 +233,7 @@ class SnapshotStoreContract(ABC):
         self, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is refused while the pin lasts, also where only the namespace differs."""
-        from langchain_swarmkv.snapshots import snapshot as snapshot_module
-
-        monkeypatch.setattr(snapshot_module, "snapshot_key", lambda *args: "00")
+        _set_key_function(monkeypatch, lambda *args: "00")
         pinned, others = snapshot_of([1, 2]), [snapshot_of([1, 3]), snapshot_of([1, 2], salt="b")]
         store.put(pinned)
         store.pin(pinned.key)

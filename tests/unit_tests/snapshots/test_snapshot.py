@@ -50,6 +50,15 @@ def test_its_repr_shows_neither_document_nor_state() -> None:
         ("tokens", [1, 2]),
         ("tokens", np.array([1, 2])),
         ("state", bytearray(b"state")),
+        ("logits", "1234"),
+        ("logits", bytearray(4)),
+        ("logits", np.zeros(2, np.float32)),
+        ("logits", b"123"),
+        ("extra", "text"),
+        ("extra", bytearray(b"text")),
+        ("extra", None),
+        ("model_name", b"name"),
+        ("model_name", None),
     ],
 )
 def test_an_empty_or_foreign_field_is_refused(field: str, value: object) -> None:

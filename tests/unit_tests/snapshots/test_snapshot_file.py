@@ -7,6 +7,8 @@ import io
 import json
 import os
 import pickle
+import socket
+import stat
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -25,7 +27,12 @@ from langchain_swarmkv.errors import (
     SnapshotStorageError,
 )
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.snapshot_file import read_head, read_snapshot, write_snapshot
+from langchain_swarmkv.snapshots.snapshot_file import (
+    read_head,
+    read_snapshot,
+    save_snapshot,
+    write_snapshot,
+)
 from langchain_swarmkv.snapshots.wrapping import Compression, SnapshotCipher
 from tests.unit_tests.snapshots.store_contract import A
 
@@ -86,6 +93,14 @@ def test_encryption_hides_document_and_state(tmp_path: Path) -> None:
             read(hidden, tmp_path / "file", cipher)
         with pytest.raises(SnapshotKeyError, match="key"):
             read_head(tmp_path / "file", cipher)
+
+
+def test_the_parts_of_a_file_are_encrypted_apart() -> None:
+    """GCM under one nonce twice gives both texts away: equal bytes must not stay equal."""
+    token_bytes = struct.pack("<4i", *A.tokens)
+    data = encoded(dataclasses.replace(A, state=token_bytes), cipher=CIPHER)
+    hidden = data[HEADER.size + HEADER.unpack_from(data)[2] :][: len(token_bytes)]
+    assert data.count(hidden) == 1
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(31), bytes(33), "x" * 32, None])
@@ -232,6 +247,15 @@ def test_metadata_are_checked_whoever_sealed_them(tmp_path: Path) -> None:
             read(resealed(data, text), tmp_path / "file", CIPHER if b"00" * 11 in text else None)
 
 
+def test_metadata_are_bounded(tmp_path: Path) -> None:
+    """However right they are, what nobody writes is not parsed."""
+    data = encoded(A)
+    good = data[HEADER.size : HEADER.size + HEADER.unpack_from(data)[2]]
+    assert read(resealed(data, good.ljust(1 << 16)), tmp_path / "file") == A
+    with pytest.raises(SnapshotFormatError, match="65537 bytes of metadata are too many"):
+        read(resealed(data, good.ljust((1 << 16) + 1)), tmp_path / "file")
+
+
 def test_a_small_file_cannot_unpack_to_a_large_one(tmp_path: Path) -> None:
     """A compressed payload that claims more than 32 times its size, rightly or not."""
     zstandard = pytest.importorskip("zstandard")
@@ -261,6 +285,48 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         for reader in (read_head, read_snapshot):
             with pytest.raises((SnapshotStorageError, SnapshotFormatError)):
                 reader(tmp_path / name)
+
+
+def test_a_link_is_named_as_one(tmp_path: Path) -> None:
+    """Also one that leads nowhere; a loop in the folders above is the file system's matter."""
+    (tmp_path / "good").write_bytes(encoded(A))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, target in (("link", "good"), ("lost", "absent")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+        for reader in (read_head, read_snapshot):
+            with pytest.raises(SnapshotFormatError, match="it is a symbolic link"):
+                reader(tmp_path / name)
+    with pytest.raises(SnapshotStorageError):
+        read_head(tmp_path / "loop" / "good")
+
+
+def test_only_files_and_links_are_replaced(tmp_path: Path) -> None:
+    """A pipe, a socket or a folder stays what it is, and nothing is left beside it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(tmp_path / "socket"))
+    before = {path.name: path.lstat().st_mode for path in tmp_path.iterdir()}
+    for name in ("pipe", "socket", "folder"):
+        with pytest.raises(SnapshotStorageError, match=f"{name} cannot be written: .*no regular"):
+            save_snapshot(tmp_path / name, A)
+    assert {path.name: path.lstat().st_mode for path in tmp_path.iterdir()} == before
+    for _ in range(2):
+        save_snapshot(tmp_path / "link", A)
+        assert read_snapshot(tmp_path / "link") == A
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("m\udcff.gguf", "m?.gguf"), ("é" * 1001, "é" * 1000), ("\x01" * 5000, "\x01" * 1000)],
+)
+def test_any_models_name_can_be_written(name: str, written: str, tmp_path: Path) -> None:
+    """It is for people: bytes that are no UTF-8 are replaced, and what is long is cut."""
+    assert read(encoded(dataclasses.replace(A, model_name=name)), tmp_path / "file") == (
+        dataclasses.replace(A, model_name=written)
+    )
 
 
 @settings(max_examples=2000, deadline=None)
