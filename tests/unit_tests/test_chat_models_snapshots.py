@@ -325,7 +325,7 @@ def test_saving_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert llm.load(target) == ref
         other = inside / "link.kv"
         other.symlink_to(target)
-        with pytest.raises(SnapshotStorageError):
+        with pytest.raises(SnapshotFormatError):
             llm.load(other)
     assert outside.read_text() == "mine"
     assert sorted(path.name for path in inside.iterdir()) == ["document.kv", "link.kv", "linked"]
