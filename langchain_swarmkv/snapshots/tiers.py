@@ -231,7 +231,9 @@ class SnapshotTiers:
         return self.write(snapshot) is not None or kept
 
     def has_room(self, num_bytes: float) -> bool:
-        """Whether memory could take so much, and nothing else had to leave it."""
+        """Whether so much could be put, and nothing be lost for it that the disk does not hold."""
+        if self._policy is not SnapshotPolicy.NEVER:
+            return True
         return self.memory.num_bytes + num_bytes <= self.memory.max_bytes
 
     def get(self, namespace: str, tokens: TokenIds, min_tokens: int) -> StoredPrefix | None:
