@@ -91,7 +91,7 @@ from langchain_swarmkv.scheduling.request import (
     TokenLogprob,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
-from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
+from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore, StoredFile
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, SnapshotStore, StoredPrefix
@@ -180,6 +180,7 @@ __all__ = [
     "SnapshotStorageError",
     "SnapshotStore",
     "SpecialToken",
+    "StoredFile",
     "StoredPrefix",
     "SwarmEngine",
     "SwarmKVError",

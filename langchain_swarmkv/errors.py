@@ -271,7 +271,7 @@ class SnapshotMismatchError(SnapshotError):
 
 
 class SnapshotStorageError(SnapshotError):
-    """The file system does not let a snapshot be read or written; `path` says where."""
+    """A file or store does not let a snapshot be read or written, or has no room for it."""
 
 
 class GraphError(SwarmKVError, ValueError):

@@ -167,6 +167,12 @@ class LlamaEngine(Engine):
             raise EngineClosedError("The engine is closed; open a new one.")
         return self._context
 
+    @property
+    def _loaded(self) -> ModelHandle:
+        if self._model is None:
+            raise EngineClosedError("The engine is closed; open a new one.")
+        return self._model
+
     def decode(self, batch: Batch) -> None:
         """See `Engine.decode`."""
         self._validate(batch)
@@ -215,11 +221,10 @@ class LlamaEngine(Engine):
 
     def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """See `Engine.create_sampler`."""
-        if self._model is None:
-            raise EngineClosedError("The engine is closed; open a new one.")
+        model = self._loaded
         if params.grammar is not None:
             check_grammar(params.grammar)
-        return _LlamaSampler(self, SamplerChain(self._model, params, prompt))
+        return _LlamaSampler(self, SamplerChain(model, params, prompt))
 
     def sample(self, chain: SamplerChain, row: int) -> int:
         """Let a chain choose from a row of the last batch."""
@@ -229,8 +234,7 @@ class LlamaEngine(Engine):
 
     def sample_from(self, chain: SamplerChain, logits: npt.NDArray[np.float32]) -> int:
         """Let a chain choose by logits that were kept."""
-        self._native  # noqa: B018 - raises once the engine is closed
-        check_logits(logits, self.facts.n_vocab)
+        check_logits(logits, self._loaded.n_vocab)
         return chain.sample(logits, self._candidates)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:

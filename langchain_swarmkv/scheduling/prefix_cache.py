@@ -203,11 +203,18 @@ class PrefixCache:
         tokens = self._resident_index.tokens_of(seq_id)
         if self._tiers.holds(Tier.MEMORY, namespace, tokens):
             return
+        snapshot = self._resident_snapshot(seq_id)
+        if snapshot is not None:
+            self.counters.num_spills += self._tiers.put(snapshot)
+
+    def _resident_snapshot(self, seq_id: int) -> KVSnapshot | None:
+        """None: the host has no room for a copy; the tokens are computed again when needed."""
+        resident, tokens = self._residents[seq_id], self._resident_index.tokens_of(seq_id)
         try:
-            snapshot = self.snapshot(seq_id, namespace, tokens, self._residents[seq_id].logits)
-        except (MemoryError, SequenceError):
-            return  # a copy that the host has no room for is computed again
-        self.counters.num_spills += self._tiers.put(snapshot)
+            return self.snapshot(seq_id, resident.namespace, tokens, resident.logits)
+        except (MemoryError, SequenceError) as error:
+            _log.warning("A prefix of %d tokens could not be copied: %s", len(tokens), error)
+            return None
 
     def snapshot(
         self, seq_id: int, namespace: str, tokens: TokenIds, logits: Logits | None
@@ -228,8 +235,8 @@ class PrefixCache:
     def spill_idle(self, waiting: Iterable[tuple[str, TokenIds]]) -> None:
         """Let unpinned residents leave that nothing running shares, nor a prompt that waits.
 
-        Nothing is lost: only those leave whose tokens another resident holds, or for which the
-        store has room by the size of their cells.
+        Nothing is lost: only those leave whose tokens another resident holds, or for which memory
+        has room by the size of their cells, or which the disk gets.
         """
         if self._engine.limits.move_cost_tokens is None or self.cells_idle <= MIN_IDLE_CELLS:
             return
@@ -373,12 +380,9 @@ class PrefixCache:
             return
         if self._tiers.holds(Tier.DISK, resident.namespace, tokens):
             return
-        try:
-            snapshot = self.snapshot(seq_id, resident.namespace, tokens, resident.logits)
-        except (MemoryError, SequenceError) as error:
-            _log.warning("A prefix of %d tokens was not written: %s", len(tokens), error)
-            return
-        self._tiers.write(snapshot)
+        snapshot = self._resident_snapshot(seq_id)
+        if snapshot is not None:
+            self._tiers.write(snapshot)
 
     def _add_resident(
         self, seq_id: int, namespace: str, tokens: TokenIds, logits: Logits | None
@@ -387,11 +391,7 @@ class PrefixCache:
         self._residents[seq_id] = _Resident(namespace, last_used=next(self._clock), logits=logits)
 
     def _is_redundant(self, namespace: str, tokens: TokenIds) -> bool:
-        found = (
-            self._resident_index.longest(namespace, tokens)
-            if self._can_cut
-            else self._resident_index.longest_whole(namespace, tokens)
-        )
+        found = self._resident_index.best(namespace, tokens, can_cut=self._can_cut)
         return found is not None and found.num_tokens == len(tokens)
 
     def keep_branch_point(self, seq_id: int, tokens: TokenIds) -> None:

@@ -406,11 +406,11 @@ class Scheduler:
             self._finish(request, request.finish_reason, logits)
 
     def _logprob(self, request: Request, token_id: int, logits: LogitsOf) -> TokenLogprob | None:
-        num_top, known = request.params.logprobs, None
-        if num_top is not None:
-            known = logits()
-        if num_top is None or known is None:
+        num_top = request.params.logprobs
+        if num_top is None:
             return None
+        known = logits()
+        assert known is not None  # the token was picked from them
         values = known.astype(np.float64)
         top = values.max()
         logprobs = values - (top + np.log(np.exp(values - top).sum()))

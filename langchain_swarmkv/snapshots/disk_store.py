@@ -185,8 +185,7 @@ class DiskSnapshotStore(SnapshotStore):
         with self._lock:
             self._check_open()
             self._look()
-            search = self._index.longest if can_cut else self._index.longest_whole
-            match = search(namespace, tokens)
+            match = self._index.best(namespace, tokens, can_cut=can_cut)
             if match is None or match.num_tokens < min_tokens:
                 return None
             key = min(match.holders, key=lambda key: self._files[key].num_bytes)

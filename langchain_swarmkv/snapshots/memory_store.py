@@ -91,8 +91,7 @@ class MemorySnapshotStore(SnapshotStore):
         self, namespace: str, tokens: TokenIds, can_cut: bool, min_tokens: int
     ) -> FoundPrefix | None:
         self._check_open()
-        search = self._index.longest if can_cut else self._index.longest_whole
-        match = search(namespace, tokens)
+        match = self._index.best(namespace, tokens, can_cut=can_cut)
         if match is None or match.num_tokens < min_tokens:
             return None
         key = min(match.holders, key=lambda key: self._entries[key].snapshot.num_bytes)

@@ -141,6 +141,11 @@ class PrefixIndex(Generic[Holder]):
         tokens: list[int] = np.concatenate([n.edge for n in reversed(node.path())]).tolist()
         return tokens
 
+    def best(self, namespace: str, tokens: TokenIds, *, can_cut: bool) -> Match[Holder] | None:
+        """`longest` for sequences that can be cut, else `longest_whole`."""
+        search = self.longest if can_cut else self.longest_whole
+        return search(namespace, tokens)
+
     def longest(self, namespace: str, tokens: TokenIds) -> Match[Holder] | None:
         """The longest prefix of `tokens` that any list starts with, and all holders of it.
 

@@ -8,9 +8,10 @@
     digest         SHA-256 of all bytes before it
 
 All numbers are little-endian. The sizes must add up to the file's, to the byte, before anything of
-that size is read, so a damaged or hostile file costs no more memory than it is long. A head can be
-read and trusted without the payload; a payload is given out only under the second digest, so no
-native code ever sees bytes that were not written by `write_snapshot`.
+that size is read, so a damaged or hostile file costs no more memory than a few times its length (if
+compressed, up to 32 times: see `wrapping`). A head can be read without the payload; a payload is
+given out only under the second digest, so no native code sees what damage made of it. Digests are
+no signature: who can write a file can write any state, and engines look at those once more.
 
 Nothing in a file is executed or resolved: JSON, numbers and bytes.
 """

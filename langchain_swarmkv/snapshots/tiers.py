@@ -82,7 +82,7 @@ class SnapshotTiers:
         can_cut: whether the engine can use a part of a snapshot.
         disk: the tier that outlives the process; None: there is none.
         policy: what goes to disk by itself.
-        wake: called on another thread when a fetch has ended.
+        wake: called on another thread when a reading or a writing has ended.
     """
 
     def __init__(
@@ -148,9 +148,8 @@ class SnapshotTiers:
 
     def holds(self, tier: Tier, namespace: str, tokens: TokenIds) -> bool:
         """Whether a snapshot of all these tokens, or of more, lies there or is on its way."""
-        if tier is Tier.DISK and self.pending(namespace, tokens) is not None:
-            return True
-        return self._find_in(tier, namespace, tokens, len(tokens)) is not None
+        is_coming = tier is Tier.DISK and self.pending(namespace, tokens) is not None
+        return is_coming or self._find_in(tier, namespace, tokens, len(tokens)) is not None
 
     def is_on_disk(self, namespace: str, tokens: TokenIds) -> bool:
         """Whether a snapshot of all these tokens, or of more, lies there by now."""
@@ -159,8 +158,7 @@ class SnapshotTiers:
     def pending(self, namespace: str, tokens: TokenIds) -> Writing | None:
         """The writing of a snapshot of all these tokens, or of more, that has not ended."""
         with self._lock:
-            search = self._queued.longest if self._can_cut else self._queued.longest_whole
-            queued = search(namespace, tokens)
+            queued = self._queued.best(namespace, tokens, can_cut=self._can_cut)
             if queued is None or queued.num_tokens < len(tokens):
                 return None
             return self._writings[next(iter(queued.holders))]
