@@ -16,6 +16,8 @@
     │   ├── GrammarError              the GBNF grammar cannot be used, or ran dry
     │   ├── RequestCancelledError     cancelled before it finished
     │   └── RequestTimeoutError       its deadline passed
+    ├── AnswerError                   the answer is not the object that was asked for
+    │   └── TruncatedAnswerError      max_tokens cut it
     ├── ContextBudgetError            more tokens than the context can ever hold
     ├── EngineError
     │   ├── EngineClosedError         closed, by a call or by a fatal cause
@@ -50,6 +52,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AnswerError",
     "ChatTemplateError",
     "ConfigurationError",
     "ContextBudgetError",
@@ -84,6 +87,7 @@ __all__ = [
     "SnapshotMismatchError",
     "SnapshotStorageError",
     "SwarmKVError",
+    "TruncatedAnswerError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
     "UnsupportedContentError",
@@ -187,6 +191,17 @@ class RequestTimeoutError(RequestError):
     """The request's deadline passed before it finished."""
 
     hint = "Raise timeout_seconds, lower max_tokens, or ask for fewer branches at once."
+
+
+class AnswerError(SwarmKVError, ValueError):
+    """The answer is not the object that was asked for; `text` is what the model wrote.
+
+    Raised ones are also `langchain_core.exceptions.OutputParserException`.
+    """
+
+
+class TruncatedAnswerError(AnswerError):
+    """The token limit cut the answer before the object was whole."""
 
 
 class ContextBudgetError(SwarmKVError, ValueError):
