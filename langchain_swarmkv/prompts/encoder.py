@@ -50,7 +50,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self._template = ChatTemplate(chat_template, tokenizer, variables)
-        self._segmenter = Segmenter(tokenizer)
+        self._segmenter = Segmenter(tokenizer, self._template.source)
 
     def encode(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of a prompt that asks for the next turn of the conversation.
