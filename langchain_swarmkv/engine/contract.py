@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -95,10 +96,12 @@ class Tokenizer(ABC):
     """The model's own jinja template, if it has one."""
     special_tokens: Mapping[str, SpecialToken]
     """Control tokens by their text."""
+    user_defined_tokens: Mapping[str, SpecialToken] = MappingProxyType({})
+    """Tokens that `encode` finds in plain text before everything else, by their text."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text: no start token, and markup in the text stays text."""
+        """Token ids of plain text: no start token, and control tokens in the text stay text."""
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:

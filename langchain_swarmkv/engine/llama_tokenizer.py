@@ -14,6 +14,7 @@ from langchain_swarmkv.native.model import (
     ATTRIBUTE_LSTRIP,
     ATTRIBUTE_RSTRIP,
     ATTRIBUTE_UNKNOWN,
+    ATTRIBUTE_USER_DEFINED,
     ModelHandle,
 )
 
@@ -55,13 +56,18 @@ class LlamaTokenizer(Tokenizer):
         return model
 
     @functools.cached_property
-    def special_tokens(self) -> Mapping[str, SpecialToken]:  # type: ignore[override]
-        """Control and unknown tokens by their text, as llama.cpp's special parsing finds them."""
-        found = {}
+    def _tokens_with_text(self) -> tuple[dict[str, SpecialToken], dict[str, SpecialToken]]:
+        # One pass for both kinds: vocabularies are long.
+        control: dict[str, SpecialToken] = {}
+        user_defined: dict[str, SpecialToken] = {}
         model = self._model
         for token_id in range(self.n_vocab):
             attributes = model.attributes(token_id)
-            if not attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_UNKNOWN):
+            if attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_UNKNOWN):
+                found = control
+            elif attributes & ATTRIBUTE_USER_DEFINED:
+                found = user_defined
+            else:
                 continue
             text = model.token_text(token_id)
             if text:
@@ -71,7 +77,17 @@ class LlamaTokenizer(Tokenizer):
                     strips_left=bool(attributes & ATTRIBUTE_LSTRIP),
                     strips_right=bool(attributes & ATTRIBUTE_RSTRIP),
                 )
-        return found
+        return control, user_defined
+
+    @functools.cached_property
+    def special_tokens(self) -> Mapping[str, SpecialToken]:  # type: ignore[override]
+        """Control and unknown tokens by their text, as llama.cpp's special parsing finds them."""
+        return self._tokens_with_text[0]
+
+    @functools.cached_property
+    def user_defined_tokens(self) -> Mapping[str, SpecialToken]:  # type: ignore[override]
+        """User-defined tokens by their text, which llama.cpp finds in plain text."""
+        return self._tokens_with_text[1]
 
     @functools.cached_property
     def digest(self) -> str:

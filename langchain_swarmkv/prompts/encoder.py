@@ -107,7 +107,7 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self._template = ChatTemplate(chat_template, tokenizer, variables)
-        self._segmenter = Segmenter(tokenizer)
+        self._segmenter = Segmenter(tokenizer, self._template.source)
 
     @cached_property
     def answers(self) -> AnswerStyle:

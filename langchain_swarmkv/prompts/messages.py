@@ -8,7 +8,7 @@ words of a tool call came from outside and is called *content* here; see `segmen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from langchain_core.language_models import LanguageModelInput
@@ -17,6 +17,7 @@ from langchain_core.messages import (
     BaseMessage,
     ChatMessage,
     HumanMessage,
+    RemoveMessage,
     ToolMessage,
     convert_to_messages,
 )
@@ -47,16 +48,29 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-# Parts of an answer that are not fed back: calls stand in `tool_calls`, thoughts are not history.
-_UNSPOKEN = frozenset({"tool_call", "tool_call_chunk", "tool_use", "thinking", "reasoning"})
+# Parts of an answer that are no text of its own: thoughts, and calls (which `tool_calls` holds).
+_THOUGHTS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
+_CALLS = frozenset({"tool_use", "tool_call", "invalid_tool_call"})
+_TEXT_KEYS = {"text": "text", "text-plain": "text", "refusal": "refusal", None: "text"}
+_UNSPOKEN = _THOUGHTS | _CALLS | {"tool_call_chunk", "input_json_delta"}
 
 
 def as_messages(given: LanguageModelInput) -> list[BaseMessage]:
-    """Everything LangChain takes as a prompt, as messages: text, tuples, dicts, prompt values."""
+    """Everything LangChain takes as a prompt, as messages: text, tuples, dicts, prompt values.
+
+    Raises:
+        PromptError: it is something else.
+    """
     if isinstance(given, str):
         return [HumanMessage(given)]
     if isinstance(given, PromptValue):
         return given.to_messages()
+    if not isinstance(given, Sequence):
+        # NOTE: a single dict would be read as a list of its keys.
+        raise PromptError(
+            f"A prompt cannot be a {type(given).__name__}; give text, a prompt value, or a list "
+            "of messages."
+        )
     return convert_to_messages(given)
 
 
@@ -65,26 +79,79 @@ def template_messages(
 ) -> list[TemplateMessage]:
     """Convert messages; the originals are not touched and not shared.
 
+    Anthropic's way of writing calls and their results as blocks of content is understood, too: a
+    user's `tool_result` becomes a tool turn. Calls that could not be parsed are text.
+
+    Args:
+        messages: the conversation.
+        keep_reasoning: give answers their thoughts back, as `reasoning_content`.
+
     Raises:
         PromptError: there are no messages.
         UnsupportedContentError: a role or a kind of content that is not text.
     """
     if not messages:
         raise PromptError("There are no messages to answer; give at least one.")
-    return [_template_message(message) for message in messages]
-
-
-def _template_message(message: BaseMessage) -> TemplateMessage:
-    converted: TemplateMessage = {"role": _role(message), "content": _text(message)}
-    if message.name:
-        converted["name"] = message.name
-    if isinstance(message, ToolMessage):
-        converted["tool_call_id"] = message.tool_call_id
-    if isinstance(message, AIMessage) and message.tool_calls:
-        converted["tool_calls"] = [
-            _tool_call(call["id"] or "", call["name"], call["args"]) for call in message.tool_calls
-        ]
+    converted: list[TemplateMessage] = []
+    for message in messages:
+        if isinstance(message, AIMessage):
+            converted.append(_answer(message, keep_reasoning=keep_reasoning))
+        else:
+            converted += _turns(message)
     return converted
+
+
+def _turns(message: BaseMessage) -> Iterator[TemplateMessage]:
+    role = _role(message)
+    blocks: list[Any] = []
+    results = 0
+    for block in _blocks(message):
+        if role == "user" and _kind(block) == "tool_result":
+            if blocks:
+                yield _turn(role, message, blocks)
+            yield _tool_result(block)
+            blocks, results = [], results + 1
+        else:
+            blocks.append(block)
+    if blocks or not results:
+        yield _turn(role, message, blocks)
+
+
+def _turn(role: str, message: BaseMessage, blocks: Sequence[Any]) -> TemplateMessage:
+    turn: TemplateMessage = {"role": role, "content": _text(blocks, role)}
+    if message.name:
+        turn["name"] = message.name
+    if isinstance(message, ToolMessage):
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _tool_result(block: Mapping[str, Any]) -> TemplateMessage:
+    content = block.get("content") or ""
+    blocks = [content] if isinstance(content, str) else content
+    call_id = str(block.get("tool_use_id") or "")
+    return {"role": "tool", "content": _text(blocks, "tool"), "tool_call_id": call_id}
+
+
+def _answer(message: AIMessage, *, keep_reasoning: bool) -> TemplateMessage:
+    blocks = _blocks(message)
+    turn = _turn("assistant", message, [b for b in blocks if _kind(b) not in _UNSPOKEN])
+    given = [*message.tool_calls, *message.invalid_tool_calls]
+    known = {call["id"] for call in given}
+    given += [b for b in blocks if _kind(b) in _CALLS and b.get("id") not in known]
+    calls, broken = [], []
+    for call in given:
+        name, arguments = call.get("name") or "", call.get("input", call.get("args"))
+        if isinstance(arguments, Mapping):
+            calls.append(_tool_call(call.get("id") or "", name, _map_strings(arguments, str)))
+        else:
+            broken.append(f"{name} {arguments or ''}".strip())
+    if calls:
+        turn["tool_calls"] = calls
+    turn["content"] = "\n".join(filter(None, (turn["content"], *broken)))
+    if keep_reasoning and (reasoning := _reasoning(message, blocks)):
+        turn["reasoning_content"] = reasoning
+    return turn
 
 
 def _tool_call(call_id: str, name: str, arguments: object) -> TemplateMessage:
@@ -95,7 +162,25 @@ def _tool_call(call_id: str, name: str, arguments: object) -> TemplateMessage:
     }
 
 
+def _reasoning(message: AIMessage, blocks: Sequence[Any]) -> str:
+    given = message.additional_kwargs.get("reasoning_content")
+    if isinstance(given, str):
+        return given
+    thoughts = (
+        block.get("reasoning") or block.get("thinking")
+        for block in blocks
+        if _kind(block) in _THOUGHTS
+    )
+    return "\n".join(thought for thought in thoughts if isinstance(thought, str))
+
+
 def _role(message: BaseMessage) -> str:
+    if isinstance(message, RemoveMessage):
+        raise UnsupportedContentError(
+            "A RemoveMessage takes a message out of the state of a LangGraph graph; it has no role "
+            "in a prompt. Give the model the messages that are left.",
+            role=message.type,
+        )
     kind = message.role if isinstance(message, ChatMessage) else message.type
     role = _ROLES.get(kind.removesuffix("MessageChunk").lower())
     if role is None:
@@ -108,26 +193,39 @@ def _role(message: BaseMessage) -> str:
     return role
 
 
-def _text(message: BaseMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(_block_text(block, message) for block in message.content)
+def _blocks(message: BaseMessage) -> list[Any]:
+    content = message.content
+    if isinstance(content, str):
+        return [content]
+    # What another provider's message holds beyond the standard goes by that provider's type.
+    return [_standard(block) for block in content]
 
 
-def _block_text(block: str | Mapping[str, Any], message: BaseMessage) -> str:
+def _standard(block: Any) -> Any:
+    value = block.get("value") if _kind(block) == "non_standard" else None
+    return value if _kind(value) else block
+
+
+def _kind(block: Any) -> str | None:
+    return block.get("type") if isinstance(block, Mapping) else None
+
+
+def _text(blocks: Sequence[Any], role: str) -> str:
+    return "".join(_block_text(block, role) for block in blocks)
+
+
+def _block_text(block: Any, role: str) -> str:
     if isinstance(block, str):
         return block
-    kind = block.get("type")
-    if isinstance(block.get("text"), str) and kind in ("text", "text-plain", None):
-        text: str = block["text"]
+    kind = _kind(block)
+    key = _TEXT_KEYS.get(kind)
+    if key in block and isinstance(text := block[key] or "", str):
         return text
-    if isinstance(message, AIMessage) and kind in _UNSPOKEN:
-        return ""
-    if isinstance(message, ToolMessage) and kind is None:
-        return json.dumps(block, ensure_ascii=False, default=str)
+    if role == "tool" and kind in ("json", None):
+        return json.dumps(block.get("json", block), ensure_ascii=False, default=str)
     raise UnsupportedContentError(
-        f"A {message.type} message holds a content block of type {kind!r}; this model reads text "
-        "only. Put its text into a text block, or leave it out.",
+        f"A message of the role {role} holds a content block of type {kind!r}; this model reads "
+        "text only. Put its text into a text block, or leave it out.",
         content_type=kind,
     )
 
@@ -218,4 +316,9 @@ def _merged(first: TemplateMessage, second: TemplateMessage) -> TemplateMessage:
     merged = {**first, **second}
     merged["content"] = "\n\n".join(filter(None, (first["content"], second["content"])))
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    return {**merged, "tool_calls": calls} if calls else merged
+    if calls:
+        merged["tool_calls"] = calls
+    thoughts = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
+    if thoughts:
+        merged["reasoning_content"] = "\n\n".join(thoughts)
+    return merged

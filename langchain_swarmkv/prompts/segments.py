@@ -17,6 +17,11 @@ The places where content gets a stand-in, for a control text such as `<|im_end|>
 White space around the content is looked through, since templates trim. Letters match in either
 case, since templates change it. A piece that no control token can cover costs nothing: the ids are
 those of `llama_tokenize(rendered, parse_special=True)`.
+
+Many models keep their markers (`<tool_call>`, `<think>`) as user-defined tokens, which llama.cpp
+finds in plain text too. They are treated like control tokens, and where one stands in content the
+text is encoded in two parts that meet inside of it. Other user-defined tokens (runs of spaces, HTML
+tags) are text.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from langchain_swarmkv.engine.contract import SpecialToken, Tokenizer
 from langchain_swarmkv.errors import UnsupportedContentError
@@ -34,6 +40,16 @@ __all__ = ["Segmenter", "StandIns", "unused_characters"]
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _WHITE_SPACE = " \t\n\v\f\r"  # what C's isspace() knows
 _LONG_FRAGMENT_CHARS = 1024
+_MIN_MARKER_CHARS = 3
+_PRIVATE_USE_CHARACTER = "\ue000"  # in no vocabulary's pieces, so it never merges with a neighbour
+
+# Markers that a template may put together from pieces, or leave to the model to write.
+_MARKER_SHAPES = re.compile(r"<\|.+\|>|<\uff5c.+\uff5c>|\[/?[A-Z][A-Z_]+\]", re.DOTALL)
+_MARKER_NAMES = (
+    *("think", "tools", "tool", "tool_call", "tool_calls", "tool_response", "tool_result"),
+    *("function_call", "arg_key", "arg_value", "start_of_turn", "end_of_turn"),
+)
+_KNOWN_MARKERS = {f"<{slash}{name}>" for name in _MARKER_NAMES for slash in ("", "/")}
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
@@ -72,16 +88,32 @@ class StandIns:
 
 
 class Segmenter:
-    """Knows the control tokens of one vocabulary."""
+    """Knows the control tokens of one vocabulary.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: the vocabulary.
+        template_source: the chat template; user-defined tokens that it writes are markers.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template_source: str = "") -> None:
         specials = [token for token in tokenizer.special_tokens.values() if token.text]
+        markers = [
+            token
+            for text, token in tokenizer.user_defined_tokens.items()
+            if _is_marker(text, template_source)
+        ]
+        specials += markers
         # llama.cpp looks for the longest text first, everywhere, and length is in bytes.
         self._longest_first = sorted(specials, key=_num_bytes, reverse=True)
         self._written = _Finder((special.text for special in specials), str)
+        self._markers = _Finder((marker.text for marker in markers), str)
         self._control = _ControlParts(special.text for special in specials)
         self._tokenizer = tokenizer
-        self._encode_long = lru_cache(maxsize=8)(self._encode_text)
+        # SentencePiece puts a space before every text, which the second part of one must not have.
+        adds_space = tokenizer.decode(tokenizer.encode("a")).startswith(" ")
+        self._guard = _PRIVATE_USE_CHARACTER if adds_space else ""
+        self._num_guard_tokens = len(tokenizer.encode(self._guard))
+        self._encode_long = lru_cache(maxsize=8)(self._encode_parts)
 
     def hide_control(self, content: str, stand_ins: StandIns) -> str:
         """The content with a stand-in wherever a part of it could be read as control."""
@@ -98,17 +130,37 @@ class Segmenter:
             if isinstance(piece, SpecialToken):
                 ids.append(piece.token_id)
             else:
-                ids.extend(self._encode(stand_ins.put_back(piece)))
+                text = stand_ins.put_back(piece)
+                ids.extend(self._encode(text, tuple(self._cuts(piece, text))))
         return ids
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _cuts(self, piece: str, text: str) -> list[int]:
+        """Where to cut the text, so that no marker that content has a part in stays whole."""
+        if piece == text:
+            return []
+        cuts = set()
+        for start, marker in self._markers.find(text):
+            end = start + len(marker)
+            hidden = next((i for i in range(start, end) if piece[i] != text[i]), None)
+            if hidden is not None:
+                cuts.add(max(hidden, start + 1))
+        return sorted(cuts)
+
+    def _encode(self, text: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
         # Branches on one document share its fragment, which is long to encode and worth keeping.
         if len(text) < _LONG_FRAGMENT_CHARS:
-            return self._encode_text(text)
-        return self._encode_long(text)
+            return self._encode_parts(text, cuts)
+        return self._encode_long(text, cuts)
 
-    def _encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text))
+    def _encode_parts(self, text: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        ids: list[int] = []
+        for start, end in pairwise((0, *cuts, len(text))):
+            if start == 0:
+                ids += self._tokenizer.encode(text[:end])
+            else:
+                guarded = self._tokenizer.encode(self._guard + text[start:end])
+                ids += guarded[self._num_guard_tokens :]
+        return tuple(ids)
 
     def pieces(self, rendered: str) -> list[str | SpecialToken]:
         """Rendered text cut into control tokens and the text between them."""
@@ -128,6 +180,17 @@ class Segmenter:
             for special in self._longest_first
             if any(text.startswith(special.text) for text in texts)
         ]
+
+
+def _is_marker(text: str, template_source: str) -> bool:
+    # A word alone is none, even if it is a token of its own and stands in the template.
+    if len(text) < _MIN_MARKER_CHARS or text.isspace() or text.isalnum():
+        return False
+    return (
+        text in template_source
+        or text in _KNOWN_MARKERS
+        or _MARKER_SHAPES.fullmatch(text) is not None
+    )
 
 
 def _num_bytes(special: SpecialToken) -> int:

@@ -1,12 +1,13 @@
 """Vocabularies of the generated models: every byte is a token, with a few merges on top.
 
 In the byte-level vocabulary the bytes are ids 0-255, then come the control tokens, then one token
-per merge. The merges straddle seams on purpose: "pre" + "fix", "2024-0" + "1" or "<" + "|" tokenise
-together to other ids than apart.
+per merge, then the user-defined tokens. The merges straddle seams on purpose: "pre" + "fix",
+"2024-0" + "1" or "<" + "|" tokenise together to other ids than apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gguf import GGUFWriter, TokenType
@@ -76,24 +77,29 @@ def _spell_bytes() -> dict[int, int]:
     return {byte: byte for byte in visible} | {byte: 256 + i for i, byte in enumerate(hidden)}
 
 
-def _byte_level() -> Vocabulary:
+def byte_level(
+    *, control: Sequence[str] = CONTROL_TOKENS, user_defined: Sequence[str] = ()
+) -> Vocabulary:
+    """Byte-level BPE, as of GPT-2."""
     spelling = _spell_bytes()
     return Vocabulary(
         algorithm="gpt2",
         tokens=(
             *(chr(spelling[byte]) for byte in range(256)),
-            *CONTROL_TOKENS,
+            *control,
             *(text.translate(spelling) for text in MERGED),
+            *user_defined,
         ),
         types=(
             *[TokenType.NORMAL] * 256,
-            *[TokenType.CONTROL] * len(CONTROL_TOKENS),
+            *[TokenType.CONTROL] * len(control),
             *[TokenType.NORMAL] * len(MERGED),
+            *[TokenType.USER_DEFINED] * len(user_defined),
         ),
         texts=(
             *(bytes([byte]) for byte in range(256)),
-            *[b""] * len(CONTROL_TOKENS),
-            *(text.encode() for text in MERGED),
+            *[b""] * len(control),
+            *(text.encode() for text in (*MERGED, *user_defined)),
         ),
         merges=tuple(
             f"{left.translate(spelling)} {right.translate(spelling)}" for left, right in MERGES
@@ -101,7 +107,8 @@ def _byte_level() -> Vocabulary:
     )
 
 
-def _sentence_piece() -> Vocabulary:
+def sentence_piece(*, user_defined: Sequence[str] = ()) -> Vocabulary:
+    """SentencePiece with byte fallback; every text gets a space in front."""
     pieces = (" ", *MERGED)
     return Vocabulary(
         algorithm="llama",
@@ -110,21 +117,23 @@ def _sentence_piece() -> Vocabulary:
             *CONTROL_TOKENS,
             *(f"<0x{byte:02X}>" for byte in range(256)),
             *(text.replace(" ", "\u2581") for text in pieces),
+            *user_defined,
         ),
         types=(
             TokenType.UNKNOWN,
             *[TokenType.CONTROL] * len(CONTROL_TOKENS),
             *[TokenType.BYTE] * 256,
             *[TokenType.NORMAL] * len(pieces),
+            *[TokenType.USER_DEFINED] * len(user_defined),
         ),
         texts=(
             b"",
             *[b""] * len(CONTROL_TOKENS),
             *(bytes([byte]) for byte in range(256)),
-            *(text.encode() for text in pieces),
+            *(text.encode() for text in (*pieces, *user_defined)),
         ),
     )
 
 
-BYTE_LEVEL = _byte_level()
-SENTENCE_PIECE = _sentence_piece()
+BYTE_LEVEL = byte_level()
+SENTENCE_PIECE = sentence_piece()

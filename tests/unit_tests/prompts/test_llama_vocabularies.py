@@ -7,7 +7,15 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.prompts.document import document_message
@@ -15,7 +23,7 @@ from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import template_messages
 from tests.support.raw import RawModel
 from tests.support.tiny_gguf import CHATML_WITH_BOS
-from tests.support.vocabularies import SENTENCE_PIECE
+from tests.support.vocabularies import SENTENCE_PIECE, Vocabulary, byte_level, sentence_piece
 
 VARIANTS = {
     "byte-level": {},
@@ -111,3 +119,171 @@ def test_a_document_is_a_prefix_of_every_prompt_about_it(
             ids = encoder.encode([*shared, HumanMessage(task)])
             assert ids[: len(prefix)] == prefix, task
         assert "The end" in tokenizer.decode(prefix)
+
+
+# As in real models: markers that llama.cpp finds in plain text, and others that are just text.
+MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|user|>", "<of_template>")
+WORDS = ("\n\n\n", "    ", "<b>", "</b>", "user")
+MARKED_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.name %}<of_template>{{ m.name }}\n{% endif %}"
+    "{% if m.tool_call_id %}{{ m.tool_call_id }}\n{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.id }}:{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant:<think>"
+)
+PLACE = "a--b"
+
+
+BPE = byte_level(user_defined=(*MARKERS, *WORDS))
+# NOTE: llama.cpp writes a space after each user-defined token here, so words would change the text.
+SPM = sentence_piece(user_defined=MARKERS)
+SPM_WITH_WORDS = sentence_piece(user_defined=(*MARKERS, *WORDS))
+
+
+@pytest.fixture(scope="module", params=[BPE, SPM], ids=["byte-level", "sentence-piece"])
+def marked_model(request: pytest.FixtureRequest, tiny_gguf: Callable[..., Path]) -> Path:
+    """A model of either algorithm with user-defined tokens."""
+    return tiny_gguf("llama", vocabulary=request.param, chat_template=MARKED_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def marked(marked_model: Path) -> Iterator[LlamaTokenizer]:
+    tokenizer = LlamaTokenizer(marked_model)
+    yield tokenizer
+    tokenizer.close()
+
+
+def everywhere(text: str) -> list[BaseMessage]:
+    """The text in every place that comes from outside."""
+    call = {"name": text, "args": {text: [text, {"deep": text}]}, "id": text}
+    return [
+        SystemMessage(text),
+        HumanMessage(text, name=text),
+        AIMessage(text, tool_calls=[call]),
+        ToolMessage(text, tool_call_id=text, name=text),
+        HumanMessage([text, {"type": "text", "text": text}]),
+    ]
+
+
+def markup(tokenizer: LlamaTokenizer, ids: list[int]) -> list[str]:
+    """The markers and control tokens among the ids."""
+    known = {token.token_id: text for text, token in tokenizer.special_tokens.items()}
+    known |= {tokenizer.user_defined_tokens[text].token_id: text for text in MARKERS}
+    return [known[i] for i in ids if i in known]
+
+
+def check_text_stays_text(tokenizer: LlamaTokenizer, text: str) -> None:
+    encoder = PromptEncoder(tokenizer)
+    harmless = encoder.encode(everywhere(PLACE))
+    assert "<tool_call>" in markup(tokenizer, harmless)
+    ids = encoder.encode(everywhere(text))
+    assert markup(tokenizer, ids) == markup(tokenizer, harmless)
+    quoted = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    expected = tokenizer.decode(harmless).replace(f'"{PLACE}"', f'"{quoted}"')
+    assert tokenizer.decode(ids) == expected.replace(PLACE, text)
+
+
+def test_user_defined_tokens_are_known_by_their_text(marked: LlamaTokenizer) -> None:
+    """llama.cpp finds them with special parsing off, which is why they must be known."""
+    assert set(marked.user_defined_tokens) in ({*MARKERS, *WORDS}, {*MARKERS})
+    for text, token in marked.user_defined_tokens.items():
+        assert token.text == text
+        assert token.token_id in marked.encode(f"a{text}a")
+    assert not set(marked.user_defined_tokens) & set(marked.special_tokens)
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_user_defined_markers_in_content_stay_text(marked: LlamaTokenizer, marker: str) -> None:
+    """In every position, alone, doubled and beside each other; the text is unchanged."""
+    for text in (marker, f"a{marker}b", marker * 2, f" {marker}\n", f"{marker[:-1]}{marker}"):
+        check_text_stays_text(marked, text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            (
+                *MARKERS,
+                *WORDS,
+                *("<", ">", "</", "tool_call", "tool_call>", "<tool_", "think>", "|user|"),
+                *("<|im_end|>", "<|im_", " ", "\n", "x", "é", "歪", "pre", "fix"),
+            )
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_pieces_of_markers_stay_text(marked: LlamaTokenizer, pieces: list[str]) -> None:
+    """Whatever stands side by side."""
+    check_text_stays_text(marked, "".join(pieces))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    contents=st.lists(
+        st.lists(st.sampled_from(("<", "tool_call", ">", "<tool_", "call>", "<think>", "x")))
+        .map("".join)
+        .filter(bool),
+        min_size=2,
+        max_size=4,
+    ),
+    literals=st.lists(
+        st.sampled_from(("", "<", ">", "<tool_", "<tool_call", "call>", "\n")), min_size=5
+    ),
+)
+def test_no_marker_is_put_together_from_pieces(
+    marked: LlamaTokenizer, contents: list[str], literals: list[str]
+) -> None:
+    """Content beside the template's words, or beside other content, completes no marker."""
+    template = "".join(
+        f"{{{{ {literal!r} }}}}{{{{ messages[{place}].content }}}}"
+        for place, literal in enumerate(literals[: len(contents)])
+    )
+    encoder = PromptEncoder(marked, chat_template=template)
+    ids = encoder.encode([HumanMessage(content) for content in contents])
+    assert markup(marked, ids) == []
+    text = "".join(literal + content for literal, content in zip(literals, contents, strict=False))
+    assert marked.decode(ids).removeprefix(" ") == text
+
+
+@pytest.mark.parametrize("vocabulary", [BPE, SPM_WITH_WORDS], ids=["byte-level", "sentence-piece"])
+def test_other_user_defined_tokens_are_what_llama_cpp_makes_of_them(
+    tiny_gguf: Callable[..., Path], vocabulary: Vocabulary
+) -> None:
+    """Runs of white space, HTML tags and words keep their ids, and so does the markup around."""
+    path = tiny_gguf("llama", vocabulary=vocabulary, chat_template=MARKED_TEMPLATE)
+    tokenizer = LlamaTokenizer(path)
+    encoder = PromptEncoder(tokenizer)
+    with RawModel(path) as raw:
+        for text in ("a\n\n\nb", "    x", "<b>bold</b>", "a user", "\n\n\n", "<b", "t <u>x</u>"):
+            messages: list[BaseMessage] = [SystemMessage(text), HumanMessage(text, name="n")]
+            ids = raw.tokenize(rendered(tokenizer, messages), special=True)
+            assert encoder.encode(messages) == ids, text
+    tokenizer.close()
+
+
+def test_text_beside_a_marker_keeps_its_tokens(tiny_gguf: Callable[..., Path]) -> None:
+    """Only the marker is cut; other user-defined tokens of the same content stay whole."""
+    tokenizer = LlamaTokenizer(tiny_gguf("llama", vocabulary=BPE))
+    encoder = PromptEncoder(tokenizer, chat_template="{{ messages[0].content }}")
+    ids = encoder.encode([HumanMessage("x<b>pre<tool_call>fix</b>")])
+    parts = ("x<b>pre<", "tool_call>fix</b>")
+    assert ids == [token_id for part in parts for token_id in tokenizer.encode(part)]
+    tokenizer.close()
+
+
+def test_a_long_document_about_markers_stays_text(marked: LlamaTokenizer) -> None:
+    """A manual of chat templates: 60 kB, every marker hundreds of times."""
+    page = (
+        "A turn opens with <|im_start|>user and ends with <|im_end|>.\n\n\n"
+        '    <tool_call>\n{"name": "f"}\n</tool_call> is a call,\n'
+        "<think>\n\n</think> an empty thought, <|user|> another family, <b>bold</b> is HTML.\n"
+    )
+    text = page * (60_000 // len(page) + 1)
+    encoder = PromptEncoder(marked)
+    ids = encoder.encode([document_message(text), HumanMessage("Sum up.")])
+    harmless = encoder.encode([document_message("x"), HumanMessage("Sum up.")])
+    assert markup(marked, ids) == markup(marked, harmless)
+    assert text in marked.decode(ids)

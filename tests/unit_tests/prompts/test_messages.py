@@ -52,11 +52,16 @@ def test_each_message_class_has_its_role(message: BaseMessage, role: str) -> Non
     assert (converted["role"], converted["content"]) == (role, "x")
 
 
-@pytest.mark.parametrize("message", [ChatMessage("x", role="im_start"), RemoveMessage("1")])
-def test_a_role_from_outside_is_refused(message: BaseMessage) -> None:
+def test_a_role_from_outside_is_refused() -> None:
     """Templates write the role as markup, so it must be one of the four."""
-    with pytest.raises(UnsupportedContentError, match="role"):
-        template_messages([message])
+    with pytest.raises(UnsupportedContentError, match="role 'im_start'"):
+        template_messages([ChatMessage("x", role="im_start")])
+
+
+def test_a_remove_message_is_refused_with_its_place() -> None:
+    """It changes the state of a graph and is no turn of a conversation."""
+    with pytest.raises(UnsupportedContentError, match="state of a LangGraph graph"):
+        template_messages([HumanMessage("x"), RemoveMessage("1")])
 
 
 def test_text_blocks_are_joined() -> None:
@@ -67,7 +72,13 @@ def test_text_blocks_are_joined() -> None:
     assert template_messages([message])[0]["content"] == "abc"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "image", "audio", "file", "video", "no_such"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("image_url", "image", "audio", "input_audio", "file", "document", "media", "video"),
+        *("server_tool_call", "no_such"),
+    ],
+)
 @pytest.mark.parametrize("make", [HumanMessage, SystemMessage, AIMessage])
 def test_media_are_refused_by_name(kind: str, make: type[BaseMessage]) -> None:
     """A block that is not text is refused, never dropped, and the message says which."""
@@ -121,12 +132,173 @@ def test_an_answer_without_calls_has_no_calls_key() -> None:
 def test_calls_and_thoughts_in_content_are_not_repeated() -> None:
     """Calls stand in `tool_calls`; a thinking block is not history."""
     content = [
-        {"type": "thinking", "thinking": "hm"},
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
         {"type": "text", "text": "Looking."},
-        {"type": "tool_use", "name": "search", "id": "call-1", "input": {}},
+        {"type": "tool_use", "name": "search", "id": "call-1", "input": {"query": "other"}},
     ]
-    converted = template_messages([AIMessage(content, tool_calls=[CALL])])[0]
-    assert converted["content"] == "Looking."
+    (converted,) = template_messages([AIMessage(content, tool_calls=[CALL])])
+    (plain,) = template_messages([AIMessage("Looking.", tool_calls=[CALL])])
+    assert converted == plain
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "tool_use", "name": "search", "id": "call-1", "input": CALL["args"]},
+        {"type": "tool_call", "name": "search", "id": "call-1", "args": CALL["args"]},
+    ],
+)
+def test_calls_that_stand_in_content_alone_are_calls(block: dict[str, Any]) -> None:
+    """Histories from elsewhere have no `tool_calls` beside their blocks."""
+    message = AIMessage([{"type": "text", "text": "Looking."}, block])
+    assert template_messages([message]) == template_messages(
+        [AIMessage("Looking.", tool_calls=[CALL])]
+    )
+
+
+def test_broken_calls_are_text_of_the_answer() -> None:
+    """The model sees what it wrote; templates want mappings, which broken JSON is not."""
+    broken = {"name": "search", "args": '{"query": "se', "id": "c", "error": None}
+    nameless = {"name": None, "args": "{", "id": None, "error": "cut"}
+    message = AIMessage("Looking.", tool_calls=[CALL], invalid_tool_calls=[broken, nameless])
+    (converted,) = template_messages([message])
+    assert converted["content"] == 'Looking.\nsearch {"query": "se\n{'
+    assert len(converted["tool_calls"]) == 1
+    block = {"type": "invalid_tool_call", **broken}
+    for content, invalid in (([block], []), ([block], [broken])):
+        (converted,) = template_messages([AIMessage(content, invalid_tool_calls=invalid)])
+        assert converted == {"role": "assistant", "content": 'search {"query": "se'}
+
+
+def test_results_in_a_users_content_are_tool_turns() -> None:
+    """Anthropic's form: results among the blocks of a user message, in the order written."""
+    results = [
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "green"}]},
+        {"type": "tool_result", "tool_use_id": "2", "content": "blue", "is_error": True},
+        {"type": "text", "text": "and now?"},
+        {"type": "tool_result", "tool_use_id": "3"},
+    ]
+    assert template_messages([HumanMessage(results, name="bob")]) == [
+        {"role": "tool", "content": "green", "tool_call_id": "1"},
+        {"role": "tool", "content": "blue", "tool_call_id": "2"},
+        {"role": "user", "content": "and now?", "name": "bob"},
+        {"role": "tool", "content": "", "tool_call_id": "3"},
+    ]
+
+
+def test_a_picture_in_a_result_is_refused() -> None:
+    """Within a result as anywhere else."""
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}
+    with pytest.raises(UnsupportedContentError, match="'image'"):
+        template_messages([HumanMessage([result])])
+
+
+THOUGHTFUL = [
+    AIMessage("Hi.", additional_kwargs={"reasoning_content": "hm"}),
+    AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Hi."}]),
+    AIMessage([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Hi."}]),
+    AIMessage(
+        content_blocks=[{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Hi."}]
+    ),
+    AIMessage(
+        [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Hi."}],
+        response_metadata={"output_version": "v1"},
+    ),
+]
+
+
+@pytest.mark.parametrize("message", THOUGHTFUL)
+def test_thoughts_are_fed_back_on_request_only(message: AIMessage) -> None:
+    """Under the key that templates read, from wherever the message holds them."""
+    plain = {"role": "assistant", "content": "Hi."}
+    assert template_messages([message]) == [plain]
+    kept = template_messages([message, AIMessage("Bye.")], keep_reasoning=True)
+    assert kept == [{**plain, "reasoning_content": "hm"}, {"role": "assistant", "content": "Bye."}]
+    (merged,) = merge(kept)
+    assert merged["reasoning_content"] == "hm"
+    assert merge([*kept, *kept])[0]["reasoning_content"] == "hm\n\nhm"
+
+
+def test_messages_in_the_standard_form_are_understood() -> None:
+    """Version 1 blocks: text with citations, calls, and what only another provider reads."""
+    content: list[Any] = [
+        {"type": "reasoning", "reasoning": "hm"},
+        {"type": "text", "text": "A.", "annotations": [{"type": "citation", "url": "u"}]},
+        {"type": "text", "text": " B."},
+        {"type": "non_standard", "value": {"type": "redacted_thinking", "data": "x"}},
+        {"type": "tool_call", "name": "search", "id": "call-1", "args": CALL["args"]},
+    ]
+    message = AIMessage(content_blocks=content, response_metadata={"output_version": "v1"})
+    expected = template_messages([AIMessage("A. B.", tool_calls=[CALL])])
+    assert template_messages([message]) == expected
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {"type": "non_standard"}])
+def test_what_only_another_provider_reads_is_refused_by_its_type(value: dict[str, Any]) -> None:
+    """Unknown content is never dropped."""
+    with pytest.raises(UnsupportedContentError, match="'non_standard'"):
+        template_messages([AIMessage([{"type": "non_standard", "value": value}])])
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    """OpenAI's block for it is text."""
+    (converted,) = template_messages([AIMessage([{"type": "refusal", "refusal": "No."}])])
+    assert converted["content"] == "No."
+
+
+@pytest.mark.parametrize("content", ["", [], [""], [{"type": "text", "text": None}]])
+@pytest.mark.parametrize("make", [HumanMessage, SystemMessage, AIMessage])
+def test_empty_content_is_an_empty_turn(content: Any, make: type[BaseMessage]) -> None:
+    """A turn without text stays a turn."""
+    (converted,) = template_messages([make(content=content)])
+    assert converted["content"] == ""
+
+
+def test_openai_dicts_are_understood() -> None:
+    """Content may be null, arguments are JSON text there, and a developer is a system."""
+    function = {"name": "search", "arguments": '{"query": "seals", "top": 3}'}
+    call = {"type": "function", "id": "call-1", "function": function}
+    given: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "bob"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "call-1"},
+    ]
+    assert template_messages(as_messages(given)) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi", "name": "bob"},
+        *template_messages([AIMessage("", tool_calls=[CALL])]),
+        {"role": "tool", "content": "42", "tool_call_id": "call-1"},
+    ]
+
+
+@pytest.mark.parametrize("given", [{"role": "user", "content": "Hi"}, 5, None])
+def test_what_is_no_prompt_is_refused(given: Any) -> None:
+    """A single dict is not a conversation; its keys are not messages."""
+    with pytest.raises(PromptError, match=type(given).__name__):
+        as_messages(given)
+
+
+def test_a_failed_tool_says_so_itself() -> None:
+    """The status of a result is for programs; what the model reads is the text."""
+    message = ToolMessage("Error: no such file", tool_call_id="1", name="f", status="error")
+    assert template_messages([message]) == [
+        {"role": "tool", "content": "Error: no such file", "name": "f", "tool_call_id": "1"}
+    ]
+
+
+def test_every_message_stays_where_it_is() -> None:
+    """Several system messages, lone system messages and results without a call are kept."""
+    messages = [
+        SystemMessage("a"),
+        SystemMessage("b"),
+        ToolMessage("lost", tool_call_id="?"),
+        ChatMessage("r", role="function"),
+    ]
+    roles = [turn["role"] for turn in template_messages(messages)]
+    assert roles == ["system", "system", "tool", "tool"]
+    assert template_messages(messages[:1]) == [{"role": "system", "content": "a"}]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +307,8 @@ def test_calls_and_thoughts_in_content_are_not_repeated() -> None:
         ({"a": 1}, "{'a': 1}"),
         ([{"a": "é"}], '{"a": "é"}'),
         ([{"type": "text", "text": "42"}], "42"),
+        ([{"type": "json", "json": {"a": [1]}}], '{"a": [1]}'),
+        (["a", "b"], "ab"),
         ([], ""),
     ],
 )
@@ -145,11 +319,16 @@ def test_tool_results_may_be_data(content: Any, text: str) -> None:
 
 
 def test_conversion_leaves_the_messages_alone() -> None:
-    """Neither conversion nor mapping touches what the caller holds."""
-    messages = [SystemMessage("s", name="n"), AIMessage("a", tool_calls=[CALL])]
+    """Neither conversion nor mapping touches what the caller holds, nor what it made."""
+    deep = {**CALL, "args": {"list": [{"a": "b"}]}}
+    messages = [SystemMessage("s", name="n"), AIMessage("a", tool_calls=[deep])]
     before = copy.deepcopy(messages)
-    converted = [map_content(message, str.upper) for message in template_messages(messages)]
-    converted[1]["tool_calls"][0]["function"]["arguments"]["new"] = 1
+    converted = template_messages(messages)
+    mapped = [map_content(message, str.upper) for message in converted]
+    assert converted == template_messages(before)
+    for turns in (converted, mapped):
+        arguments = turns[1]["tool_calls"][0]["function"]["arguments"]
+        arguments.popitem()[1][0].clear()
     assert messages == before
 
 
