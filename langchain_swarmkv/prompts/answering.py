@@ -9,7 +9,12 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from typing_extensions import Self
 
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.prompts.answer_parser import AnswerParser, AnswerPart
+from langchain_swarmkv.prompts.answer_parser import (
+    AnswerParser,
+    AnswerPart,
+    CallEnd,
+    ReasoningPart,
+)
 from langchain_swarmkv.prompts.answers import PartChunks, finished_message, last_chunk
 from langchain_swarmkv.scheduling.request import RequestHandle, RequestResult
 
@@ -35,6 +40,8 @@ class Answering:
         self._tokenizer = tokenizer
         self._part_chunks = PartChunks()
         self._parts: list[AnswerPart] = []
+        self._may_think = True
+        self._num_thought_tokens = 0
 
     def __enter__(self) -> Self:
         return self
@@ -50,25 +57,36 @@ class Answering:
     def chunks(self) -> Iterator[ChatGenerationChunk]:
         """The chunks as they come; the last has no text, but usage and metadata."""
         for piece in self.handle:
-            yield from self._take(self._parser.push(piece.text))
+            yield from self._take(self._parser.push(piece.text), len(piece.token_ids))
         yield from self._take(self._parser.finish())
         yield self._last(self.handle.result())
 
     async def achunks(self) -> AsyncGenerator[ChatGenerationChunk]:
         """Like `chunks`, on any event loop."""
         async for piece in self.handle:
-            for chunk in self._take(self._parser.push(piece.text)):
+            for chunk in self._take(self._parser.push(piece.text), len(piece.token_ids)):
                 yield chunk
         for chunk in self._take(self._parser.finish()):
             yield chunk
         yield self._last(await self.handle.aresult())
 
-    def _take(self, parts: list[AnswerPart]) -> list[ChatGenerationChunk]:
+    def _take(self, parts: list[AnswerPart], num_tokens: int = 0) -> list[ChatGenerationChunk]:
         self._parts += parts
+        # Thoughts come first: what was written before anything else is theirs, tags included.
+        self._may_think = self._may_think and all(isinstance(p, ReasoningPart) for p in parts)
+        if self._may_think:
+            self._num_thought_tokens += num_tokens
         return self._part_chunks.chunks(parts)
 
     def _last(self, result: RequestResult) -> ChatGenerationChunk:
-        return last_chunk(result, self._model_name, self._tokenizer)
+        has_thoughts = bool(self._parts) and isinstance(self._parts[0], ReasoningPart)
+        return last_chunk(
+            result,
+            self._model_name,
+            self._tokenizer,
+            has_calls=any(isinstance(part, CallEnd) for part in self._parts),
+            num_reasoning_tokens=self._num_thought_tokens if has_thoughts else None,
+        )
 
     def result(self) -> ChatResult:
         """The whole answer, once its last chunk was read."""
