@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,7 +25,15 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self, override
 
 from langchain_swarmkv.config import (
@@ -61,6 +70,9 @@ from langchain_swarmkv.snapshots.wrapping import SnapshotCipher
 from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
 __all__ = ["ChatSwarmKV"]
+
+MODEL_PATH_VARIABLE = "SWARMKV_MODEL_PATH"
+"""Environment variable: the model file where none is given."""
 
 _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
 _SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
@@ -156,13 +168,28 @@ class ChatSwarmKV(BaseChatModel):
     """Prefixes are shared only between equal salts: one for each tenant keeps them apart."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds a request may take, waiting included."""
+    streaming: bool = False
+    """Whether `invoke` streams inside, as LangChain's models do; callbacks see tokens anyway."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Not used: code that makes models of any kind passes one."""
+    max_retries: int | None = Field(default=None, exclude=True, repr=False)
+    """Not used: there is no connection that could fail. See `with_retry`."""
 
     _seat: Seat = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_from_environment(cls, given: Any) -> Any:
+        path = os.environ.get(MODEL_PATH_VARIABLE)
+        names_model = isinstance(given, Mapping) and (
+            given.get("model_path") or given.get("engine")
+        )
+        return given if names_model or not path else {**given, "model_path": path}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if (self.engine is None) == (self.model_path is None):
-            raise ValueError("give either model_path or engine.")
+            raise ValueError(f"give either model_path (or set {MODEL_PATH_VARIABLE}) or engine.")
         ignored = [
             name
             for name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS)

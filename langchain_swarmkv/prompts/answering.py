@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 
+from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from typing_extensions import Self
 
@@ -91,5 +92,6 @@ class Answering:
     def result(self) -> ChatResult:
         """The whole answer, once its last chunk was read."""
         last = self._last(self.handle.result()).message
+        assert isinstance(last, AIMessageChunk)
         message = finished_message(self._parts, last)
         return ChatResult(generations=[ChatGeneration(message=message)])
