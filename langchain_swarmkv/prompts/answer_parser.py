@@ -19,29 +19,21 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar, cast
 
-from langchain_swarmkv.prompts.call_format import (
-    CallFormat,
-    Hole,
-    Part,
-    ReasoningTags,
-    markup_of,
+from langchain_swarmkv.prompts.answer_parts import (
+    ENDED_INSIDE_CALL,
+    AnswerPart,
+    CallArguments,
+    CallEnd,
+    CallStart,
+    InvalidCall,
+    ReasoningPart,
+    TextPart,
 )
+from langchain_swarmkv.prompts.call_format import CallFormat, Hole, ReasoningTags
+from langchain_swarmkv.prompts.call_marks import CallMarks, is_control, squeezed, without_control
 from langchain_swarmkv.prompts.json_scanner import JsonScanner, parse_object
 
-__all__ = [
-    "ENDED_INSIDE_CALL",
-    "AnswerParser",
-    "AnswerPart",
-    "CallArguments",
-    "CallEnd",
-    "CallStart",
-    "InvalidCall",
-    "ReasoningPart",
-    "TextPart",
-    "new_call_id",
-]
-
-ENDED_INSIDE_CALL = "The answer ended inside the call."
+__all__ = ["AnswerParser", "new_call_id"]
 
 _END = ""
 """Read, again and again, at the end of the answer."""
@@ -49,62 +41,6 @@ _END = ""
 _T = TypeVar("_T")
 _Reads: TypeAlias = Generator[None, str, _T]
 """Is sent the characters of the answer, one by one."""
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """A piece of what the model says."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ReasoningPart:
-    """A piece of what the model thinks before it answers."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStart:
-    """A call whose arguments are about to come."""
-
-    index: int
-    call_id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """A piece of the JSON text of a call's arguments."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True)
-class CallEnd:
-    """The call is whole and its arguments are a JSON object."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class InvalidCall:
-    """What began as a call and is none; its `CallStart` may have been seen, and arguments too."""
-
-    index: int
-    call_id: str
-    name: str | None
-    """None: it did not come that far."""
-    raw: str
-    """All that the model wrote, control tokens aside."""
-    error: str
-
-
-AnswerPart: TypeAlias = (
-    "TextPart | ReasoningPart | CallStart | CallArguments | CallEnd | InvalidCall"
-)
 
 
 def new_call_id() -> str:
@@ -130,7 +66,7 @@ class AnswerParser:
         starts_in_reasoning: bool = False,
         new_call_id: Callable[[], str] = new_call_id,
     ) -> None:
-        self._calls = None if calls is None else _CallMarks(calls)
+        self._calls = None if calls is None else CallMarks(calls)
         self._trigger = "" if self._calls is None else self._calls.trigger
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
@@ -172,18 +108,19 @@ class AnswerParser:
     # still lacks; None: the answer has ended.
 
     def _answer(self) -> _Reads[None]:
+        marks = self._calls
         yield from self._thoughts()
         missing = yield from self._text() if self._trigger else self._bare_call()
-        while missing is not None:
-            missing = yield from self._call(missing, cast(_CallMarks, self._calls))
+        while marks and missing is not None:
+            missing = yield from self._call(missing, marks)
 
     def _thoughts(self) -> _Reads[None]:
         if self._reasoning is None:
             return
-        opened = yield from self._optional(_squeezed(self._reasoning.opening))
+        opened = yield from self._optional(squeezed(self._reasoning.opening))
         if opened or self._starts_in_reasoning:
             thoughts = _Prose(self._think, leading="", waits=True)
-            yield from self._until(_squeezed(self._reasoning.closing), thoughts.push)
+            yield from self._until(squeezed(self._reasoning.closing), thoughts.push)
             self._leading = ""
 
     def _text(self) -> _Reads[str | None]:
@@ -205,7 +142,7 @@ class AnswerParser:
                 return ""
         return (yield from self._text())
 
-    def _call(self, missing: str, marks: _CallMarks) -> _Reads[str | None]:
+    def _call(self, missing: str, marks: CallMarks) -> _Reads[str | None]:
         call = _Call(self._num_calls)
         try:
             error = yield from self._inside_call(call, missing, marks)
@@ -221,7 +158,7 @@ class AnswerParser:
         self._close(call, error)
         return (yield from self._after_call(marks))
 
-    def _inside_call(self, call: _Call, missing: str, marks: _CallMarks) -> _Reads[str | None]:
+    def _inside_call(self, call: _Call, missing: str, marks: CallMarks) -> _Reads[str | None]:
         """Read a call to its end; returns what is wrong with its arguments."""
         error = None
         yield from self._literal(missing)
@@ -249,13 +186,13 @@ class AnswerParser:
             self._parts.append(CallEnd(call.index))
             return
         call_id = call.call_id or self._new_call_id()
-        raw = _without_marks("".join(self._raw)).strip()
+        raw = without_control("".join(self._raw)).strip()
         self._parts.append(InvalidCall(call.index, call_id, call.name, raw, error))
 
-    def _after_call(self, marks: _CallMarks) -> _Reads[str | None]:
+    def _after_call(self, marks: CallMarks) -> _Reads[str | None]:
         # Pieces of text that a call parts would run into each other.
         self._leading = "\n" if self._said else ""
-        closed = yield from self._optional(marks.closing)
+        closed = yield from self._optional(marks.closing, may_be_cut=True)
         if not closed and (yield from self._optional(marks.next_call)):
             self._raw = list(marks.next_raw)
             return marks.after_next_call
@@ -268,7 +205,7 @@ class AnswerParser:
             while (char := (yield from self._next(expected))) != expected:
                 if not char.isspace():
                     self._take_back(char)
-                    rest = _without_marks(literal[at:]) or "a control token"
+                    rest = without_control(literal[at:]) or "a control token"
                     raise _BrokenCallError(f"The call is malformed: {char!r} instead of {rest!r}.")
 
     def _word(self, stop: str) -> _Reads[str]:
@@ -285,14 +222,14 @@ class AnswerParser:
         char = " "
         while char.isspace():
             char = yield from self._next()
+        if char in ("{", "[", '"'):
+            return (yield from self._value(index, char))
         if char == "n":
             yield from self._literal("ull")
-        elif char not in ("{", "[", '"'):
+        else:
             self._take_back(char)
             if not optional:
                 raise _BrokenCallError(f"The call is malformed: {char!r} instead of arguments.")
-        else:
-            return (yield from self._value(index, char))
         self._parts.append(CallArguments(index, "{}"))
         return None
 
@@ -306,12 +243,12 @@ class AnswerParser:
             if scanner.closed:
                 break
             char = yield from self._next()
+        text = "".join(value)
         try:
-            if not is_object:
-                text = json.dumps(_object_in("".join(value)))
-                self._parts.append(CallArguments(index, text))
+            if is_object:
+                parse_object(text)
             else:
-                parse_object("".join(value))
+                self._parts.append(CallArguments(index, json.dumps(_object_in(text))))
         except ValueError as error:
             return f"The arguments are no JSON object: {error}."
         return None
@@ -336,7 +273,7 @@ class AnswerParser:
             char = yield from self._read()
             if char == _END:
                 raise _BrokenCallError(ENDED_INSIDE_CALL)
-            if char == expected or not _is_mark(char):
+            if char == expected or not is_control(char):
                 self._raw.append(char)
                 return char
             if char == self._trigger[:1]:
@@ -347,7 +284,7 @@ class AnswerParser:
         self._put_back.append(char)
         self._raw.pop()
 
-    def _optional(self, literal: str) -> _Reads[str]:
+    def _optional(self, literal: str, *, may_be_cut: bool = False) -> _Reads[str]:
         """Read `literal`, white space aside; "" and nothing read, if something else comes."""
         read: list[str] = []
         at = 0
@@ -356,7 +293,9 @@ class AnswerParser:
             read.append(char)
             if char == literal[at]:
                 at += 1
-            elif char == _END or not (char.isspace() or _is_mark(char)):
+            elif may_be_cut and at and char == _END:
+                break
+            elif char == _END or not (char.isspace() or is_control(char)):
                 self._put_back += reversed(read)
                 return ""
         return "".join(read)
@@ -402,7 +341,7 @@ class _Prose:
         self._space: list[str] = []
 
     def push(self, char: str) -> None:
-        if _is_mark(char):
+        if is_control(char):
             return
         if char.isspace() and (self._waits or self._leading is not None):
             self._space.append(char)
@@ -429,67 +368,12 @@ class _Call:
     started: bool = False
 
 
-class _CallMarks:
-    """A call format as the parser needs it: its texts without white space."""
-
-    def __init__(self, calls: CallFormat) -> None:
-        first = str(calls.call[0])
-        self.head = _squeezed(calls.opening + first)
-        self.trigger = _squeezed(calls.trigger) if calls.has_markup else ""
-        """What opens a call anywhere in the text; "": calls open answers only."""
-        self.after_trigger = self.head[len(self.trigger) :]
-
-        separator = _squeezed(calls.separator or "")
-        self.next_call = separator or _squeezed(markup_of(first)) or _squeezed(first)
-        """What shows that another call follows."""
-        if calls.separator is None:
-            self.next_call = ""
-        self.next_raw = "" if separator else self.next_call
-        self.after_next_call = _squeezed(first)[len(self.next_raw) :]
-        self.closing = _squeezed(calls.closing)
-
-        parts = [part if isinstance(part, Hole) else _squeezed(part) for part in calls.call[1:]]
-        parts = [part for part in parts if part]
-        self.arguments_optional = parts[-1] is not Hole.ARGUMENTS
-        self.id_ends_object = _id_ends_object(parts)
-        if self.id_ends_object:
-            after_object = str(parts[-1]).partition("}")[2]
-            parts[parts.index(Hole.ARGUMENTS) + 1 :] = [Hole.ID, after_object]
-        self.parts = [
-            (part, _stop(next_)) for part, next_ in zip(parts, [*parts[1:], ""], strict=True)
-        ]
-        """After the first literal: literals, and holes with the first character after them."""
-
-
-def _id_ends_object(parts: list[Part]) -> bool:
-    """Whether a call is an object such as `{..., "arguments": {...}, "id": "..."}`."""
-    if len(parts) < 4 or parts[-4] is not Hole.ARGUMENTS or parts[-2] is not Hole.ID:
-        return False
-    return "}" in str(parts[-1]) and "}" not in str(parts[-3])
-
-
-def _stop(following: Part) -> str:
-    return "" if isinstance(following, Hole) else following[:1]
-
-
 def _object_in(value: str) -> dict[str, Any]:
     """The object that a JSON string holds as JSON text; nothing is the empty object."""
-    text = json.loads(value)
-    if not isinstance(text, str):
+    if value[0] != '"':
         raise ValueError("a JSON list")
+    text = json.loads(value)
     return {} if text.strip() in ("", "null") else parse_object(text)
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def _is_mark(char: str) -> bool:
-    return "\ud800" <= char <= "\udfff"
-
-
-def _without_marks(text: str) -> str:
-    return "".join(char for char in text if not _is_mark(char))
 
 
 def _kind(part: AnswerPart) -> tuple[type[AnswerPart], int | None]:

@@ -21,7 +21,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call
 from langchain_core.outputs import ChatGenerationChunk
 
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.prompts.answer_parser import (
+from langchain_swarmkv.prompts.answer_parts import (
     ENDED_INSIDE_CALL,
     AnswerPart,
     CallArguments,
