@@ -148,6 +148,7 @@ class ChatSwarmKV(BaseChatModel):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     grammar: str | None = None
+    guide: str | None = None
     ignore_eos: bool = False
 
     engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)

@@ -13,7 +13,7 @@
     │   └── DocumentMissingError      neither the cache nor the state has the document
     ├── RequestError
     │   ├── InvalidRequestError       empty prompt, token id out of range, ...
-    │   ├── GrammarError              the GBNF grammar cannot be used, or ran dry
+    │   ├── GrammarError              the grammar or guide cannot be used, or ran dry
     │   ├── RequestCancelledError     cancelled before it finished
     │   └── RequestTimeoutError       its deadline passed
     ├── AnswerError                   the answer is not the object that was asked for
@@ -176,7 +176,7 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class GrammarError(RequestError, ValueError):
-    """The GBNF grammar does not parse, is too large, or allows no further token."""
+    """The grammar or guide does not parse, is too large, or allows no further token."""
 
     retryable = False
 

@@ -10,12 +10,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from typing_extensions import Self
 
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.prompts.answer_parser import (
-    AnswerParser,
-    AnswerPart,
-    CallEnd,
-    ReasoningPart,
-)
+from langchain_swarmkv.prompts.answer_parser import AnswerParser
+from langchain_swarmkv.prompts.answer_parts import AnswerPart, CallEnd, ReasoningPart
 from langchain_swarmkv.prompts.answers import PartChunks, finished_message, last_chunk
 from langchain_swarmkv.scheduling.request import RequestHandle, RequestResult
 
