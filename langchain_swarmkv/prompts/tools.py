@@ -79,14 +79,19 @@ def openai_tools(tools: Sequence[ToolLike], *, strict: bool | None = None) -> li
     """Whatever LangChain takes as tools, as OpenAI's dicts.
 
     Raises:
-        ConfigurationError: one is no function tool, or two have one name.
+        ConfigurationError: one is no function tool, or two different ones have one name.
     """
-    converted = [_openai_tool(tool, strict) for tool in tools]
-    names = [tool["function"]["name"] for tool in converted]
-    for name in names:
-        if names.count(name) > 1:
+    by_name: dict[str, Tool] = {}
+    for converted in (_openai_tool(tool, strict) for tool in tools):
+        name = converted["function"]["name"]
+        known = by_name.setdefault(name, converted)
+        if _parameter_names(known) != _parameter_names(converted):
             raise ConfigurationError(f"Two tools are named {name!r}; give each its own name.")
-    return converted
+    return list(by_name.values())
+
+
+def _parameter_names(tool: Tool) -> set[str]:
+    return set(tool["function"]["parameters"].get("properties", ()))
 
 
 def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
