@@ -32,6 +32,9 @@ The deepest guides that the tests know take about 1,000."""
 _MAX_COMPILED = 64
 _MAX_LEXER_STATES = 50_000
 """Of 1 to 2 kB each; llguidance would make 250,000."""
+_MAX_SYMBOLS = 20_000
+"""The time to compile grows faster than their number: 2,000 optional properties take a second."""
+_MAX_FORCED_CHARACTERS = 1000
 _MAX_REASON_CHARACTERS = 500
 
 _stack_size_lock = threading.Lock()
@@ -120,7 +123,9 @@ class GuideCompiler:
         return compiled.result()
 
     def _compile(self, guide: str) -> LLMatcher:
-        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
         matcher = _told(lambda: LLMatcher(self._vocabulary, guide, log_level=0, limits=limits))
         if matcher.is_error():
             raise GrammarError(
@@ -164,7 +169,11 @@ class _Vocabulary(TokenizerWrapper):
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of exactly this text: llguidance asks how the model would write what must come."""
+        """Tokens of the text's beginning: llguidance asks how the model would write what must come.
+
+        It asks again at each step, and takes the first.
+        """
+        text = text[:_MAX_FORCED_CHARACTERS]
         tokens = self._tokenizer.encode(text)
         data = text.encode()
         if b"".join(self.tokens[token_id] for token_id in tokens) == data:
