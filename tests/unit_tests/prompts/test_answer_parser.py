@@ -281,6 +281,14 @@ def test_without_markup_only_the_beginning_can_be_a_call() -> None:
     assert text_of(parts) == "and"
 
 
+def test_without_a_separator_one_call_is_all() -> None:
+    """The format says that the model makes one call at a time."""
+    first, second = (written(LLAMA, [call]) for call in TWO)
+    parts = parse([f"{first}\n{second}"], LLAMA)
+    assert calls_of(parts) == TWO[:1]
+    assert text_of(parts) == second
+
+
 def test_a_list_without_markup() -> None:
     calls = dataclasses.replace(LLAMA, opening="[", separator=", ", closing="]")
     assert calls_of(parse([written(calls, TWO)], calls)) == TWO
