@@ -43,6 +43,7 @@ from langchain_swarmkv.errors import (
     SnapshotFormatError,
 )
 from langchain_swarmkv.prompts.answers import last_chunk, text_chunk
+from langchain_swarmkv.prompts.counting import count_prompt
 from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
 from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import as_messages
@@ -284,17 +285,23 @@ class ChatSwarmKV(BaseChatModel):
         return self.tokenizer.encode(text)
 
     @override
+    def get_num_tokens(self, text: str) -> int:
+        return self.tokenizer.count(text)
+
+    @override
     def get_num_tokens_from_messages(
         self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the prompt that a call would send, the template's markup included.
+
+        Parts of a history that are no conversation by themselves count too; see `count_prompt`.
 
         Raises:
             ConfigurationError: tools are given, which this model does not take.
         """
         if tools:
             raise ConfigurationError("ChatSwarmKV takes no tools, so there are none to count.")
-        return len(self.prompt_token_ids(list(messages))) if messages else 0
+        return count_prompt(self.prompt_token_ids, messages)
 
     # -- documents -------------------------------------------------------------------------------
 

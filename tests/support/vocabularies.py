@@ -7,7 +7,9 @@ together to other ids than apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from gguf import GGUFWriter, TokenType
 
@@ -49,6 +51,8 @@ class Vocabulary:
     texts: tuple[bytes, ...]
     """What each token adds to the text; empty for control tokens."""
     merges: tuple[str, ...] = ()
+    pre_tokenizer: str = "gpt-2"
+    """llama.cpp's name for how a byte-level vocabulary cuts text before merging."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,7 +63,7 @@ class Vocabulary:
         writer.add_token_list(list(self.tokens))
         writer.add_token_types([int(kind) for kind in self.types])
         if self.merges:
-            writer.add_tokenizer_pre("gpt-2")
+            writer.add_tokenizer_pre(self.pre_tokenizer)
             writer.add_token_merges(list(self.merges))
         else:
             writer.add_token_scores([-float(rank) for rank in range(len(self))])
@@ -76,28 +80,31 @@ def _spell_bytes() -> dict[int, int]:
     return {byte: byte for byte in visible} | {byte: 256 + i for i, byte in enumerate(hidden)}
 
 
-def _byte_level() -> Vocabulary:
+def _byte_level(merges: Sequence[tuple[bytes, bytes]]) -> Vocabulary:
     spelling = _spell_bytes()
+    merged = [left + right for left, right in merges]
+
+    def spell(text: bytes) -> str:
+        return "".join(chr(spelling[byte]) for byte in text)
+
     return Vocabulary(
         algorithm="gpt2",
         tokens=(
             *(chr(spelling[byte]) for byte in range(256)),
             *CONTROL_TOKENS,
-            *(text.translate(spelling) for text in MERGED),
+            *map(spell, merged),
         ),
         types=(
             *[TokenType.NORMAL] * 256,
             *[TokenType.CONTROL] * len(CONTROL_TOKENS),
-            *[TokenType.NORMAL] * len(MERGED),
+            *[TokenType.NORMAL] * len(merged),
         ),
         texts=(
             *(bytes([byte]) for byte in range(256)),
             *[b""] * len(CONTROL_TOKENS),
-            *(text.encode() for text in MERGED),
+            *merged,
         ),
-        merges=tuple(
-            f"{left.translate(spelling)} {right.translate(spelling)}" for left, right in MERGES
-        ),
+        merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
     )
 
 
@@ -126,5 +133,11 @@ def _sentence_piece() -> Vocabulary:
     )
 
 
-BYTE_LEVEL = _byte_level()
+BYTE_LEVEL = _byte_level([(left.encode(), right.encode()) for left, right in MERGES])
 SENTENCE_PIECE = _sentence_piece()
+
+TELLING = "aSs1\u00b2?'l \n\r\t\u4e2d\u0301"
+"""Characters of every kind that pre-tokenizers tell apart."""
+_TELLING_BYTES = [bytes([byte]) for byte in sorted(set(TELLING.encode()))]
+ALL_PAIRS = _byte_level(list(product(_TELLING_BYTES, repeat=2)))
+"""Any two neighbours of `TELLING` merge, unless the pre-tokenizer cuts between them."""
