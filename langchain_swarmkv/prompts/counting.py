@@ -1,14 +1,15 @@
 """Counting the tokens of any messages, those too that the template refuses as a conversation.
 
-LangChain's `trim_messages` asks about parts of a history, the newest message first. A part may begin
-with an answer or with a tool's result, which strict templates refuse.
+LangChain's `trim_messages` asks about parts of a history, the newest message first. Such a part may
+begin with an answer or with a tool's result, which strict templates refuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages.tool import tool_call
 
 from langchain_swarmkv.errors import ChatTemplateError
 
@@ -44,7 +45,7 @@ def _conversations(messages: list[BaseMessage]) -> Iterator[list[BaseMessage]]:
     if _is_backwards(messages):
         given, other = other, given
     question = HumanMessage("")
-    call = AIMessage("", tool_calls=[ToolCall(name="f", args={}, id="call_0000")])
+    call = AIMessage("", tool_calls=[tool_call(name="f", args={}, id="call_0000")])
     for opening in ([], [question], [question, call]):
         yield [*opening, *given]
         yield [*opening, *other]
