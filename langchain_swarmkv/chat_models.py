@@ -22,6 +22,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -54,6 +55,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.prompts.answering import Answering
 from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
+from langchain_swarmkv.prompts.counting import count_prompt
 from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
 from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
 from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
@@ -201,6 +203,8 @@ class ChatSwarmKV(BaseChatModel):
         self._sampling_params(None, {})
         self.snapshot_settings  # noqa: B018 - checked early
         self._seat = Seat(self._engine_key)
+        if self.profile is None:
+            del self.profile  # see `__getattr__`
         return self
 
     # -- the engine ------------------------------------------------------------------------------
@@ -298,6 +302,38 @@ class ChatSwarmKV(BaseChatModel):
             )
         return super().__getstate__()
 
+    def __getattr__(self, name: str) -> Any:
+        # Not stored unless it was given: it would not follow the settings of copies.
+        if name == "profile":
+            return self._own_profile()
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def _own_profile(self) -> ModelProfile:
+        n_ctx = self.n_ctx
+        if self.engine is not None:
+            n_ctx = min(self.engine.limits.num_cells, self.engine.facts.n_ctx_train)
+        return ModelProfile(
+            name=self.model_name,
+            # The largest prompt that has room for its answer.
+            max_input_tokens=max(0, n_ctx - self.max_tokens),
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            image_url_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            image_outputs=False,
+            audio_outputs=False,
+            video_outputs=False,
+            tool_calling=False,
+            tool_choice=False,
+            structured_output=False,
+            attachment=False,
+            temperature=True,
+        )
+
     # -- prompts ---------------------------------------------------------------------------------
 
     @property
@@ -331,11 +367,18 @@ class ChatSwarmKV(BaseChatModel):
         return self.tokenizer.encode(text)
 
     @override
+    def get_num_tokens(self, text: str) -> int:
+        return self.tokenizer.count(text)
+
+    @override
     def get_num_tokens_from_messages(
         self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Tokens of the prompt that a call would send, with the template's markup and the tools."""
-        return len(self.prompt_token_ids(list(messages), tools=tools)) if messages else 0
+        """Tokens of the prompt that a call would send, with the template's markup and the tools.
+
+        Parts of a history that are no conversation by themselves count too; see `count_prompt`.
+        """
+        return count_prompt(lambda part: self.prompt_token_ids(part, tools=tools), messages)
 
     # -- documents -------------------------------------------------------------------------------
 
@@ -722,7 +765,8 @@ class ChatSwarmKV(BaseChatModel):
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or list(self.stop) or None, **kwargs)
+        stop = list(self.stop) if stop is None else stop
+        params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "swarmkv"
         params["ls_model_name"] = self.model_name
         return params
