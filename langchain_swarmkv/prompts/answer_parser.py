@@ -171,7 +171,7 @@ class AnswerParser:
                 call.started = True
                 call.call_id = call.call_id or self._new_call_id()
                 self._parts.append(CallStart(call.index, call.call_id, call.name or ""))
-                error = yield from self._arguments(call.index, optional=marks.arguments_optional)
+                error = yield from self._arguments(call.index, marks)
             elif not call.started:
                 call.call_id = yield from self._word(stop)
             elif marks.id_ends_object:
@@ -217,25 +217,28 @@ class AnswerParser:
         self._take_back(char)
         return "".join(word).strip()
 
-    def _arguments(self, index: int, *, optional: bool) -> _Reads[str | None]:
+    def _arguments(self, index: int, marks: CallMarks) -> _Reads[str | None]:
         """Read a JSON value and release it, if it is an object; returns what is wrong with it."""
         char = " "
         while char.isspace():
             char = yield from self._next()
         if char in ("{", "[", '"'):
-            return (yield from self._value(index, char))
+            return (yield from self._value(index, char, marks))
         if char == "n":
             yield from self._literal("ull")
         else:
             self._take_back(char)
-            if not optional:
+            if not marks.arguments_optional:
                 raise _BrokenCallError(f"The call is malformed: {char!r} instead of arguments.")
         self._parts.append(CallArguments(index, "{}"))
         return None
 
-    def _value(self, index: int, char: str) -> _Reads[str | None]:
+    def _value(self, index: int, char: str, marks: CallMarks) -> _Reads[str | None]:
         scanner, value, is_object = JsonScanner(), [], char == "{"
         while True:
+            if char == marks.ends_arguments and not scanner.in_string:
+                self._take_back(char)
+                raise _BrokenCallError(f"The arguments are no JSON object: {char!r} in it.")
             scanner.push(char)
             value.append(char)
             if is_object:

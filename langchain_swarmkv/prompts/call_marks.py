@@ -28,6 +28,10 @@ class CallMarks:
 
         parts = [part if isinstance(part, Hole) else squeezed(part) for part in calls.call[1:]]
         parts = [part for part in parts if part]
+        first_character = self.trigger[:1]
+        self.ends_arguments = "" if _may_be_json(first_character) else first_character
+        """Outside strings: what no arguments hold, so that a call with a bracket too few does not
+        swallow the next."""
         self.arguments_optional = parts[-1] is not Hole.ARGUMENTS
         self.id_ends_object = _id_ends_object(parts)
         if self.id_ends_object:
@@ -37,6 +41,10 @@ class CallMarks:
             (part, _stop(next_)) for part, next_ in zip(parts, [*parts[1:], ""], strict=True)
         ]
         """After the first literal: literals, and holes with the first character after them."""
+
+
+def _may_be_json(char: str) -> bool:
+    return char.isalnum() or char in '[{"-'
 
 
 def _sufficient(trigger: str) -> str:

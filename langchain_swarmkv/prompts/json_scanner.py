@@ -22,18 +22,18 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self._closers: list[str] = []
-        self._in_string = False
+        self.in_string = False
         self._escaped = False
         self.max_depth = 0
 
     def push(self, text: str) -> None:
         """Take more of the value."""
         for char in text:
-            if self._in_string:
-                self._in_string = char != '"' or self._escaped
+            if self.in_string:
+                self.in_string = char != '"' or self._escaped
                 self._escaped = char == "\\" and not self._escaped
             elif char == '"':
-                self._in_string = True
+                self.in_string = True
             elif char in _CLOSERS:
                 self._closers.append(_CLOSERS[char])
                 self.max_depth = max(self.max_depth, len(self._closers))
@@ -43,12 +43,12 @@ class JsonScanner:
     @property
     def closed(self) -> bool:
         """Whether every bracket and string is: a value that began with one has then ended."""
-        return not (self._in_string or self._closers)
+        return not (self.in_string or self._closers)
 
     @property
     def spoiler(self) -> str:
         """What makes the text so far no JSON, and no beginning of JSON either: a wrong bracket."""
-        end_of_string = ('"' + '"' * self._escaped) * self._in_string
+        end_of_string = ('"' + '"' * self._escaped) * self.in_string
         return end_of_string + ("]" if self._closers and self._closers[-1] == "}" else "}")
 
 

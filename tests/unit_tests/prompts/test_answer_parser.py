@@ -224,6 +224,13 @@ def test_the_next_trigger_ends_a_broken_call(calls: CallFormat) -> None:
     assert [part.index for part in parts if isinstance(part, CallEnd)] == [1]
 
 
+def test_a_bracket_too_few_does_not_swallow_the_next_call() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": {"b": "<"}}\n</tool_call>'
+    parts = parse([f"{broken}\n{written(HERMES, TWO)}"], HERMES)
+    assert [call.raw for call in invalid_of(parts)] == [broken]
+    assert calls_of(parts) == TWO
+
+
 def test_a_control_token_that_opens_a_call_ends_one_inside_its_arguments() -> None:
     """No string can hold it, unlike the text of a tag."""
     first = written(MISTRAL, [("f", {"a": 1})])[:-1]
