@@ -303,7 +303,8 @@ def _spelled_out(message: TemplateMessage) -> TemplateMessage:
 
 
 def _call_text(function: Mapping[str, object]) -> str:
-    values = {Hole.NAME: str(function["name"]), Hole.ARGUMENTS: _to_json(function["arguments"])}
+    name = _to_json(str(function["name"])).removeprefix('"').removesuffix('"')
+    values = {Hole.NAME: name, Hole.ARGUMENTS: _to_json(function["arguments"])}
     return "".join(values[part] if isinstance(part, Hole) else part for part in DEFAULT_FORMAT.call)
 
 
