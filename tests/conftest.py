@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.decode_spy import DecodeSpy
 from tests.support.models import smollm2_f16_path, smollm2_path, smollm2_q8_0_path
 from tests.support.tiny_gguf import ARCHITECTURES, write_tiny_gguf
 
@@ -69,3 +70,11 @@ def smollm2_f16(model_directory: Path) -> Path:
 def smollm2_q8_0(model_directory: Path) -> Path:
     """SmolLM2-135M-Instruct with Q8_0 weights."""
     return smollm2_q8_0_path(model_directory)
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> DecodeSpy:
+    """Counts what llama.cpp decodes."""
+    spy = DecodeSpy()
+    spy.install(monkeypatch)
+    return spy

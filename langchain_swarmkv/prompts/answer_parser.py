@@ -193,8 +193,11 @@ class AnswerParser:
         # Pieces of text that a call parts would run into each other.
         self._leading = "\n" if self._said else ""
         closed = yield from self._optional(marks.closing, may_be_cut=True)
-        if not closed and (yield from self._optional(marks.next_call)):
-            self._raw = list(marks.next_raw)
+        if closed:
+            return (yield from self._text())
+        opened = yield from self._optional(marks.next_call, may_be_cut=True)
+        if opened:
+            self._raw = list(opened) if marks.next_raw else []
             return marks.after_next_call
         return (yield from self._text())
 

@@ -25,33 +25,9 @@ from langchain_swarmkv import (
     SwarmStateGraph,
     document_message,
 )
-from langchain_swarmkv.native.context import ContextHandle
+from tests.support.decode_spy import DecodeSpy
 
 OUTPUT_TOKENS = 4
-
-
-class _Spy:
-    """Counts the tokens of every batch."""
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-
-    def reset(self) -> None:
-        self.num_tokens = 0
-
-
-@pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> _Spy:
-    """Installed on `ContextHandle.decode`."""
-    spy = _Spy()
-    decode = ContextHandle.decode
-
-    def counting(self: ContextHandle, tokens: list[int], *rest: Any) -> None:
-        decode(self, tokens, *rest)
-        spy.num_tokens += len(tokens)
-
-    monkeypatch.setattr(ContextHandle, "decode", counting)
-    return spy
 
 
 @pytest.fixture
@@ -102,7 +78,7 @@ def _fed_back(num_answers: int) -> int:
 
 
 def test_a_document_node_and_eight_analysts_compute_the_document_once(
-    open_llm: Callable[..., ChatSwarmKV], spy: _Spy
+    open_llm: Callable[..., ChatSwarmKV], spy: DecodeSpy
 ) -> None:
     """The prefix is decoded by the document node; an analyst decodes its task and its answer."""
     llm = open_llm()
@@ -129,7 +105,7 @@ def test_a_document_node_and_eight_analysts_compute_the_document_once(
 
 
 def test_eight_cold_threads_compute_a_shared_prefix_once(
-    open_llm: Callable[..., ChatSwarmKV], spy: _Spy
+    open_llm: Callable[..., ChatSwarmKV], spy: DecodeSpy
 ) -> None:
     """Plain chat models, no node, nothing resident, all at the same moment."""
     document = _document(2, 2000)
@@ -157,7 +133,7 @@ def test_eight_cold_threads_compute_a_shared_prefix_once(
 
 
 def test_four_interleaved_documents_are_computed_once_each(
-    open_llm: Callable[..., ChatSwarmKV], spy: _Spy
+    open_llm: Callable[..., ChatSwarmKV], spy: DecodeSpy
 ) -> None:
     """Sixteen threads, four documents in turn, one engine."""
     llm = open_llm()
@@ -183,7 +159,7 @@ def test_four_interleaved_documents_are_computed_once_each(
 
 
 def test_a_conversation_prefills_only_what_is_new(
-    open_llm: Callable[..., ChatSwarmKV], spy: _Spy
+    open_llm: Callable[..., ChatSwarmKV], spy: DecodeSpy
 ) -> None:
     """Turn after turn, the history is forked and not decoded again."""
     llm = open_llm()

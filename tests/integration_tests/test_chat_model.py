@@ -1,0 +1,140 @@
+"""The chat model on SmolLM2: an agent with tools, a long conversation, one answer by every way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, ModelRequest
+from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel, Field
+
+from langchain_swarmkv import ChatSwarmKV, document_message
+from tests.support.decode_spy import DecodeSpy
+
+CLAIMS = [
+    f"{n}. A pump according to claim {n - 1 or 1}, wherein part {n} of the housing carries a seal "
+    f"of grade {n * 7 % 13} and is fixed with {n % 5 + 2} bolts of type M{n % 9 + 3}."
+    for n in range(1, 75)
+]
+DOCUMENT = "Claims of a patent on a pump.\n\n" + "\n".join(CLAIMS)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_q8_0: Path) -> Iterator[ChatSwarmKV]:
+    with ChatSwarmKV(model_path=smollm2_q8_0, n_ctx=8192, max_tokens=64) as model:
+        yield model
+
+
+@tool
+def read_claim(number: int) -> str:
+    """Read one claim of the patent."""
+    return CLAIMS[number - 1] if 0 < number <= len(CLAIMS) else "There is no such claim."
+
+
+@tool
+def count_words(text: str) -> int:
+    """Count the words of a text."""
+    return len(text.split())
+
+
+class Finding(BaseModel):
+    """What the agent found."""
+
+    claim: int = Field(ge=1, le=len(CLAIMS))
+    seal_grade: int = Field(ge=0, le=12)
+    summary: str = Field(max_length=60)
+
+
+class ToolsThenAnswer(AgentMiddleware[Any, Any, Any]):
+    """One tool call, then the other tool, then an answer: a model of 135M would not stop calling."""
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Any) -> Any:
+        num_turns = sum(isinstance(message, AIMessage) for message in request.messages)
+        choice = ("read_claim", "count_words", "none")[min(num_turns, 2)]
+        return handler(request.override(tool_choice=choice))
+
+
+def test_an_agent_reads_its_document_once(llm: ChatSwarmKV) -> None:
+    """From the second turn on, the document and all that was said come from the cache."""
+    agent = create_agent(
+        llm,
+        [read_claim, count_words],
+        system_prompt=document_message(DOCUMENT),
+        response_format=ProviderStrategy(Finding),
+        middleware=[ToolsThenAnswer()],
+    )
+    result = agent.invoke({"messages": [HumanMessage("What does claim 12 say of the seal?")]})
+    num_document_tokens = len(llm.prefix_token_ids([document_message(DOCUMENT)]))
+    assert num_document_tokens > 3000
+    answers = [m for m in result["messages"] if isinstance(m, AIMessage)]
+    assert [[call["name"] for call in a.tool_calls] for a in answers] == [
+        ["read_claim"],
+        ["count_words"],
+        [],
+    ]
+    assert not any(answer.invalid_tool_calls for answer in answers)
+    assert isinstance(result["structured_response"], Finding)
+    before: AIMessage | None = None
+    for answer in answers:
+        usage = answer.usage_metadata
+        assert usage is not None
+        if before is not None:
+            cached = usage["input_token_details"]["cache_read"]
+            assert cached >= num_document_tokens
+            # All of the turn before, but for the last token, which is never fed back.
+            assert before.usage_metadata is not None
+            assert cached >= before.usage_metadata["total_tokens"] - 1
+        before = answer
+
+
+def test_each_turn_of_a_conversation_computes_only_what_is_new(
+    llm: ChatSwarmKV, spy: DecodeSpy
+) -> None:
+    """Ten turns, counted where batches go to llama.cpp."""
+    history: list[BaseMessage] = [document_message(DOCUMENT)]
+    llm.prefill(history, pin=False)
+    num_known = len(llm.prefix_token_ids(history))
+    for turn in range(10):
+        history.append(HumanMessage(f"What is said in claim {turn + 20}? Answer briefly."))
+        spy.reset()
+        answer = llm.invoke(history, max_tokens=24)
+        usage = answer.usage_metadata
+        assert usage is not None
+        num_new = usage["input_tokens"] - num_known
+        assert spy.num_tokens == num_new + usage["output_tokens"] - 1, turn
+        num_known = usage["total_tokens"] - 1
+        history.append(answer)
+
+
+QUESTIONS = [f"Name {n} things that {who} needs." for n in range(1, 5) for who in "abcde"]
+
+
+def test_every_way_to_ask_gives_one_answer(smollm2_f16: Path) -> None:
+    """invoke, stream, ainvoke, astream and batch on 20 prompts, on weights that round little."""
+    with ChatSwarmKV(model_path=smollm2_f16, n_ctx=4096, max_tokens=12) as llm:
+        invoked = [llm.invoke(question) for question in QUESTIONS]
+        texts = [answer.text for answer in invoked]
+        assert [_joined(list(llm.stream(q))).text for q in QUESTIONS] == texts
+        assert [answer.text for answer in llm.batch(QUESTIONS)] == texts
+
+        async def others() -> None:
+            answers = await asyncio.gather(*(llm.ainvoke(q) for q in QUESTIONS))
+            assert [answer.text for answer in answers] == texts
+            for question, text in zip(QUESTIONS, texts, strict=True):
+                assert _joined([chunk async for chunk in llm.astream(question)]).text == text
+
+        asyncio.run(others())
+
+
+def _joined(chunks: list[AIMessageChunk]) -> AIMessageChunk:
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    return whole
