@@ -28,6 +28,7 @@ from tests.unit_tests.prompts.answer_cases import (
     DEEPSEEK,
     FORMATS,
     HERMES,
+    ID,
     LLAMA,
     MISTRAL,
     NAME,
@@ -264,6 +265,19 @@ def test_a_late_id_may_be_missing() -> None:
     parts = parse([f"{TOOL_CALLS}[{first}, {second}]"], NEMO)
     assert calls_of(parts) == [("f", {}), ("g", {"a": 1})]
     assert text_of(parts) == ""
+
+
+def test_a_late_id_may_stand_outside_the_object_of_the_arguments() -> None:
+    head = '<call>{"function": {"name": "'
+    calls = CallFormat(
+        opening="",
+        call=(head, NAME, '", "arguments": ', ARGUMENTS, '}, "id": "', ID, '"}</call>'),
+        separator="\n",
+        closing="",
+    )
+    parts = parse([written(calls, TWO)], calls)
+    assert calls_of(parts) == TWO
+    assert not invalid_of(parts)
 
 
 def test_new_ids_differ() -> None:
