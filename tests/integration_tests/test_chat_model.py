@@ -53,12 +53,12 @@ class Finding(BaseModel):
 
 
 class ToolsThenAnswer(AgentMiddleware[Any, Any, Any]):
-    """One tool call, then the other tool, then an answer: a model of 135M would not stop calling."""
+    """One tool, then the other, then an answer: a model of 135M would not stop calling."""
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Any) -> Any:
         num_turns = sum(isinstance(message, AIMessage) for message in request.messages)
         choice = ("read_claim", "count_words", "none")[min(num_turns, 2)]
-        return handler(request.override(tool_choice=choice))
+        return handler(request.override(model_settings={"tool_choice": choice}))
 
 
 def test_an_agent_reads_its_document_once(llm: ChatSwarmKV) -> None:
