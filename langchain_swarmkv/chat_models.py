@@ -768,7 +768,7 @@ class ChatSwarmKV(BaseChatModel):
         stop = list(self.stop) if stop is None else stop
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "swarmkv"
-        params["ls_model_name"] = self.model_name
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
         return params
 
 
