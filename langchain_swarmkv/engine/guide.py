@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.errors import GrammarError
+from langchain_swarmkv.errors import GrammarError, SwarmKVError
 
 __all__ = ["MAX_GUIDE_BYTES", "GuideCompiler", "GuideMatcher"]
 
@@ -116,9 +116,11 @@ class GuideCompiler:
             try:
                 compiled.set_result(_on_deep_stack(lambda: self._compile(guide)))
             except BaseException as error:
-                compiled.set_exception(error)
                 with self._lock:
                     self._compiled.pop(guide, None)
+                # An interrupt is this caller's alone.
+                interrupted = GrammarError("Who compiled this guide was interrupted; try again.")
+                compiled.set_exception(error if isinstance(error, SwarmKVError) else interrupted)
                 raise
         return compiled.result()
 
@@ -145,7 +147,7 @@ class GuideCompiler:
     def _built_vocabulary(self) -> LLTokenizer:
         vocabulary = _Vocabulary(self._tokenizer)
         return LLTokenizer(
-            vocabulary, n_vocab=self._tokenizer.n_vocab, eos_token=vocabulary.end_ids, slices=None
+            vocabulary, n_vocab=self._tokenizer.n_vocab, eos_token=vocabulary.end_ids
         )
 
 
@@ -214,6 +216,11 @@ def _on_deep_stack(function: Callable[[], T]) -> T:
         previous = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
+        except RuntimeError as error:
+            raise GrammarError(
+                f"No guide can be compiled: a thread with {_STACK_BYTES} bytes of address space "
+                f"for its stack cannot be started ({error})."
+            ) from error
         finally:
             threading.stack_size(previous)
     return result.result()
@@ -223,7 +230,7 @@ def _told(call: Callable[[], T]) -> T:
     """What a call to llguidance returns; a panic of its code, which is no Exception, is told."""
     try:
         return call()
-    except (KeyboardInterrupt, SystemExit, GrammarError):
+    except (KeyboardInterrupt, SystemExit, SwarmKVError):
         raise
     except BaseException as error:
         raise GrammarError(f"llguidance failed on the guide: {_short(str(error))}.") from error

@@ -32,6 +32,7 @@ from langchain_swarmkv.errors import (
     ChatTemplateError,
     ConfigurationError,
     ContextBudgetError,
+    GrammarError,
     InvalidRequestError,
     ModelNotFoundError,
     PromptError,
@@ -104,6 +105,8 @@ def test_every_setting_is_a_field_with_the_same_default(settings: Any) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"stop": [""]}, "stop string is empty"),
+        ({"guide": "start: /a/", "grammar": 'root ::= "a"'}, "grammar and guide"),
+        ({"guide": "start: /a/", "ignore_eos": True}, "contradicts"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_batch": 64, "n_ubatch": 128}, "n_ubatch=128 is more than n_batch=64"),
         ({"kv_type_v": "q8_0", "flash_attention": "off"}, "kv_type_v='q8_0' needs flash"),
@@ -150,6 +153,16 @@ def test_wrong_and_unknown_options_of_a_call_are_refused(
     ):
         with pytest.raises(ConfigurationError, match=said):
             call()
+
+
+def test_a_guide_is_followed_and_a_wrong_one_told_by_the_call(make_engine: MakeEngine) -> None:
+    """What is wrong with it only the vocabulary tells, which the constructor does not load."""
+    llm = chat(make_engine(reply="\n" * 50), guide='start: "{" /\\s{0,2}/ "}"')
+    assert llm.invoke(TALK).content == "{\n\n}"
+    assert llm.invoke(TALK, guide='start: "yes"').content == "yes"
+    with pytest.raises(GrammarError, match="unknown name"):
+        llm.invoke(TALK, guide="start: missing")
+    ChatSwarmKV(model_path="m.gguf", guide="start: missing")
 
 
 def test_the_options_of_a_call_override_the_fields(make_engine: MakeEngine) -> None:
@@ -619,6 +632,7 @@ def test_tracing_parameters_name_the_provider_and_the_model(llm: ChatSwarmKV) ->
         {"stop": ("x",)},
         {"seed": 1},
         {"grammar": "root ::= [a-z]+"},
+        {"guide": "start: /[a-z]+/"},
         {"logit_bias": {5: 1.0}},
         {"cache_salt": "tenant"},
         {"chat_template": "x"},
