@@ -10,21 +10,31 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self, override
 
 from langchain_swarmkv.config import (
@@ -39,14 +49,21 @@ from langchain_swarmkv.config import (
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import (
     ConfigurationError,
+    ContextBudgetError,
     DocumentMissingError,
     SnapshotFormatError,
 )
-from langchain_swarmkv.prompts.answers import last_chunk, text_chunk
+from langchain_swarmkv.prompts.answering import Answering
+from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
+from langchain_swarmkv.prompts.counting import count_prompt
 from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
-from langchain_swarmkv.prompts.encoder import PromptEncoder
+from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
+from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
 from langchain_swarmkv.prompts.messages import as_messages
+from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.session import EngineKey, Seat
+from langchain_swarmkv.prompts.structured_output import AnswerObjectParser, structured
+from langchain_swarmkv.prompts.tools import ToolLike, openai_tools
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -56,10 +73,14 @@ from langchain_swarmkv.statistics import EngineStatistics, RequestStatistics
 
 __all__ = ["ChatSwarmKV"]
 
+MODEL_PATH_VARIABLE = "SWARMKV_MODEL_PATH"
+"""Environment variable: the model file where none is given."""
+
 _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
 _SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
-_CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens")
+_CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens", *CALL_OPTIONS)
+_METHODS = ("json_schema", "function_calling", "json_mode")
 
 _Settings = TypeVar("_Settings", bound=BaseModel)
 _Started = TypeVar("_Started")
@@ -129,6 +150,7 @@ class ChatSwarmKV(BaseChatModel):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     grammar: str | None = None
+    guide: str | None = None
     ignore_eos: bool = False
 
     engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
@@ -143,17 +165,34 @@ class ChatSwarmKV(BaseChatModel):
     """Jinja source; None: the model's own template, or plain words if it has none."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
+    keep_reasoning: bool = False
+    """Whether the template gets to see earlier answers' thoughts; most models want none."""
     cache_salt: str = Field(default="", repr=False)
     """Prefixes are shared only between equal salts: one for each tenant keeps them apart."""
     timeout: float | None = Field(default=None, gt=0)
     """Seconds a request may take, waiting included."""
+    streaming: bool = False
+    """Whether `invoke` streams inside, as LangChain's models do; callbacks see tokens anyway."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Not used: code that makes models of any kind passes one."""
+    max_retries: int | None = Field(default=None, exclude=True, repr=False)
+    """Not used: there is no connection that could fail. See `with_retry`."""
 
     _seat: Seat = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_from_environment(cls, given: Any) -> Any:
+        path = os.environ.get(MODEL_PATH_VARIABLE)
+        names_model = isinstance(given, Mapping) and (
+            given.get("model_path") or given.get("engine")
+        )
+        return given if names_model or not path else {**given, "model_path": path}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if (self.engine is None) == (self.model_path is None):
-            raise ValueError("give either model_path or engine.")
+            raise ValueError(f"give either model_path (or set {MODEL_PATH_VARIABLE}) or engine.")
         ignored = [
             name
             for name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS)
@@ -164,6 +203,8 @@ class ChatSwarmKV(BaseChatModel):
         self._sampling_params(None, {})
         self.snapshot_settings  # noqa: B018 - checked early
         self._seat = Seat(self._engine_key)
+        if self.profile is None:
+            del self.profile  # see `__getattr__`
         return self
 
     # -- the engine ------------------------------------------------------------------------------
@@ -261,6 +302,38 @@ class ChatSwarmKV(BaseChatModel):
             )
         return super().__getstate__()
 
+    def __getattr__(self, name: str) -> Any:
+        # Not stored unless it was given: it would not follow the settings of copies.
+        if name == "profile":
+            return self._own_profile()
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def _own_profile(self) -> ModelProfile:
+        n_ctx = self.n_ctx
+        if self.engine is not None:
+            n_ctx = min(self.engine.limits.num_cells, self.engine.facts.n_ctx_train)
+        return ModelProfile(
+            name=self.model_name,
+            # The largest prompt that has room for its answer.
+            max_input_tokens=max(0, n_ctx - self.max_tokens),
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            image_url_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            image_outputs=False,
+            audio_outputs=False,
+            video_outputs=False,
+            tool_calling=False,
+            tool_choice=False,
+            structured_output=False,
+            attachment=False,
+            temperature=True,
+        )
+
     # -- prompts ---------------------------------------------------------------------------------
 
     @property
@@ -268,12 +341,22 @@ class ChatSwarmKV(BaseChatModel):
         return self._seat.encoder(self.tokenizer, self.chat_template, self.chat_template_kwargs)
 
     def prompt_token_ids(
-        self, messages: LanguageModelInput, *, required_prefix_tokens: int | None = None
+        self,
+        messages: LanguageModelInput,
+        *,
+        required_prefix_tokens: int | None = None,
+        **options: Any,
     ) -> list[int]:
-        """The ids that a call with these messages (and this option) sends to the model."""
+        """The ids that a call with these messages and options sends to the model."""
+        return self._prompt(as_messages(messages), Call.read(options), required_prefix_tokens).ids
+
+    def _prompt(
+        self, messages: Sequence[BaseMessage], call: Call, required_prefix_tokens: int | None
+    ) -> EncodedPrompt:
+        ask = call.ask(self.keep_reasoning)
         if required_prefix_tokens is None:
-            return self._encoder.encode(as_messages(messages))
-        return self._encoder.encode_slice(as_messages(messages), required_prefix_tokens)
+            return self._encoder.prompt(messages, ask)
+        return self._encoder.prompt_slice(messages, required_prefix_tokens, ask)
 
     def prefix_token_ids(self, messages: LanguageModelInput) -> list[int]:
         """The ids that every conversation which begins with these messages begins with."""
@@ -284,17 +367,18 @@ class ChatSwarmKV(BaseChatModel):
         return self.tokenizer.encode(text)
 
     @override
+    def get_num_tokens(self, text: str) -> int:
+        return self.tokenizer.count(text)
+
+    @override
     def get_num_tokens_from_messages(
         self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Tokens of the prompt that a call would send, the template's markup included.
+        """Tokens of the prompt that a call would send, with the template's markup and the tools.
 
-        Raises:
-            ConfigurationError: tools are given, which this model does not take.
+        Parts of a history that are no conversation by themselves count too; see `count_prompt`.
         """
-        if tools:
-            raise ConfigurationError("ChatSwarmKV takes no tools, so there are none to count.")
-        return len(self.prompt_token_ids(list(messages))) if messages else 0
+        return count_prompt(lambda part: self.prompt_token_ids(part, tools=tools), messages)
 
     # -- documents -------------------------------------------------------------------------------
 
@@ -463,23 +547,117 @@ class ChatSwarmKV(BaseChatModel):
         known = self._seat.recall(ref["digest"])
         return None if known is None else known.text
 
+    # -- tools and objects -----------------------------------------------------------------------
+
+    @override
+    def bind_tools(
+        self,
+        tools: Sequence[ToolLike],
+        *,
+        tool_choice: Mapping[str, Any] | str | bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Offer tools to the model, told in the way of its own template.
+
+        Args:
+            tools: pydantic classes, functions, LangChain tools, or their dicts.
+            tool_choice: None or "auto": as the model likes; "none"; "any", "required" or True: at
+                least one; a tool's name, or OpenAI's dict: that one, once.
+            parallel_tool_calls: False: one call an answer at most.
+            strict: False: calls are not held to the tools' schemas while they are written; what
+                does not parse is then found under `invalid_tool_calls`.
+            kwargs: more options of the call.
+
+        Raises:
+            ConfigurationError: what is given is no tool, or the chosen one is not among them; or a
+                schema has something that decoding cannot be held to.
+        """
+        formatted = openai_tools(tools, strict=strict)
+        options = {**kwargs, "tools": formatted, "tool_choice": tool_choice}
+        if parallel_tool_calls is not None:
+            options["parallel_tool_calls"] = parallel_tool_calls
+        self._check_options(options)
+        return self.bind(**options)
+
+    @override
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answer with an object instead of a message.
+
+        Args:
+            schema: a pydantic class (v2 or v1), a dataclass, a TypedDict, a JSON schema, or an
+                OpenAI function. Classes give their objects, the others dicts.
+            method: "json_schema": the answer is held to the schema while it is written, and the
+                prompt tells it; "function_calling": the same by way of a tool call; "json_mode":
+                held to be some JSON object, and your prompt says which.
+            include_raw: give `{"raw": message, "parsed": object, "parsing_error": error}` and
+                raise nothing about the answer.
+            strict: False: the schema is told, and the answer checked, but not held to it.
+            kwargs: more options of the call.
+
+        Raises:
+            ConfigurationError: it is no schema, or has something that decoding cannot be held to.
+            TruncatedAnswerError: (when called) max_tokens cut the answer.
+            AnswerError: (when called) the answer does not validate.
+        """
+        if method not in _METHODS:
+            raise ConfigurationError(f"method={method!r}: use {', '.join(_METHODS)}.")
+        found = output_schema(schema)
+        options = {**kwargs, **found.call_options(method, strict)}
+        self._check_options(options)
+        tracing = {"kwargs": {"method": method}, "schema": found.shown}
+        llm = self.bind(**options, ls_structured_output_format=tracing)
+        tool_name = found.name if method == "function_calling" else None
+        parser = AnswerObjectParser(answer_schema=found, tool_name=tool_name)
+        return structured(llm, parser, include_raw=include_raw)
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        self._sampling_params(None, options)
+        Call.read(options).check()
+
     # -- LangChain -------------------------------------------------------------------------------
 
     def _submit(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> RequestHandle:
+    ) -> Answering:
         """Encode, load what is not loaded, and queue. May take a while: not for an event loop."""
+        call = Call.read(options)
+        prompt = self._prompt(messages, call, options.get("required_prefix_tokens"))
+        style = self._encoder.answers
         params = self._sampling_params(stop, options)
-        tokens = self.prompt_token_ids(
-            messages, required_prefix_tokens=options.get("required_prefix_tokens")
-        )
-        return self._engine().submit(
-            tokens,
-            params,
-            name=options.get("request_name", ""),
-            cache_salt=self.cache_salt,
-            keep_prefix=options.get("keep_prefix", True),
-            timeout_seconds=self.timeout,
+        guide = call.guide(style, prompt.thinking)
+        if guide is not None:
+            params = _guided(params, guide)
+        parser = call.parser(style, prompt.thinking)
+        try:
+            handle = self._engine().submit(
+                prompt.ids,
+                params,
+                name=options.get("request_name", ""),
+                cache_salt=self.cache_salt,
+                keep_prefix=options.get("keep_prefix", True),
+                timeout_seconds=self.timeout,
+                marks=style.marks.by_token,
+            )
+        except ContextBudgetError as error:
+            raise PromptOverflowError(str(error), **error.facts) from error
+        return Answering(handle, parser, self.model_name, self.tokenizer)
+
+    async def _asubmit(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> Answering:
+        return await _on_thread(
+            lambda: self._submit(messages, stop, options),
+            handle_of=lambda answering: answering.handle,
         )
 
     def _sampling_params(
@@ -507,17 +685,11 @@ class ChatSwarmKV(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         # Leaving the block in any way, an abandoned generator included, cancels the request.
-        with self._submit(messages, stop, kwargs) as handle:
-            for chunk in self._chunks(handle):
+        with self._submit(messages, stop, kwargs) as answering:
+            for chunk in answering.chunks():
                 if run_manager:
                     run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
                 yield chunk
-
-    def _chunks(self, handle: RequestHandle) -> Iterator[ChatGenerationChunk]:
-        for piece in handle:
-            if piece.text:
-                yield text_chunk(piece.text)
-        yield last_chunk(handle.result(), self.model_name, self.tokenizer)
 
     @override
     async def _astream(
@@ -527,20 +699,12 @@ class ChatSwarmKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with await _on_thread(
-            lambda: self._submit(messages, stop, kwargs), handle_of=lambda started: started
-        ) as handle:
-            async with aclosing(self._achunks(handle)) as chunks:
+        with await self._asubmit(messages, stop, kwargs) as answering:
+            async with aclosing(answering.achunks()) as chunks:
                 async for chunk in chunks:
                     if run_manager:
                         await run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
                     yield chunk
-
-    async def _achunks(self, handle: RequestHandle) -> AsyncGenerator[ChatGenerationChunk]:
-        async for piece in handle:
-            if piece.text:
-                yield text_chunk(piece.text)
-        yield last_chunk(await handle.aresult(), self.model_name, self.tokenizer)
 
     @override
     def _generate(
@@ -550,7 +714,11 @@ class ChatSwarmKV(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+        with self._submit(messages, stop, kwargs) as answering:
+            for chunk in answering.chunks():
+                if run_manager:
+                    run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
+            return answering.result()
 
     @override
     async def _agenerate(
@@ -560,8 +728,12 @@ class ChatSwarmKV(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        stream = self._astream(messages, stop, run_manager, **kwargs)
-        return generate_from_stream(iter([chunk async for chunk in stream]))
+        with await self._asubmit(messages, stop, kwargs) as answering:
+            async with aclosing(answering.achunks()) as chunks:
+                async for chunk in chunks:
+                    if run_manager:
+                        await run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
+            return answering.result()
 
     @property
     def _llm_type(self) -> str:
@@ -593,7 +765,8 @@ class ChatSwarmKV(BaseChatModel):
 
     @override
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or list(self.stop) or None, **kwargs)
+        stop = list(self.stop) if stop is None else stop
+        params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "swarmkv"
         params["ls_model_name"] = self.model_name
         return params
@@ -692,6 +865,15 @@ def _validated(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
             f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()
         )
         raise ConfigurationError("; ".join(faults)) from None
+
+
+def _guided(params: SamplingParams, guide: str) -> SamplingParams:
+    if params.grammar is not None or params.guide is not None:
+        raise ConfigurationError(
+            "A grammar of your own contradicts the one that tools or a schema make. Leave it out, "
+            "or bind the tools with strict=False."
+        )
+    return _validated(SamplingParams, {**params.model_dump(), "guide": guide})
 
 
 def _request_name(config: RunnableConfig | None) -> str:

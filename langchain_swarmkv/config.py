@@ -214,9 +214,9 @@ class EngineConfig(BaseModel):
 
 
 class SamplingParams(BaseModel):
-    """How one request picks its tokens. The order is llama.cpp's own.
+    """How one request picks its tokens. From the second step on, the order is llama.cpp's own.
 
-    logit bias -> penalties -> grammar -> top_k -> top_p -> min_p -> temperature -> draw.
+    guide -> logit bias -> penalties -> grammar -> top_k -> top_p -> min_p -> temperature -> draw.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -249,13 +249,19 @@ class SamplingParams(BaseModel):
     """Report each token's log probability and that many alternatives; None: neither."""
     grammar: str | None = None
     """A GBNF grammar with a rule `root`; the text will match it."""
+    guide: str | None = None
+    """A grammar for llguidance (its Lark dialect, or the JSON of its `grammar_from`); the text will
+    match it."""
     ignore_eos: bool = False
     """Go on to `max_tokens` whatever the model says (for benchmarks)."""
 
     @model_validator(mode="after")
     def _grammar_ends(self) -> SamplingParams:
-        if self.grammar is not None and self.ignore_eos:
-            raise ValueError("a grammar says where the text ends; ignore_eos contradicts it.")
+        if self.grammar is not None and self.guide is not None:
+            raise ValueError("grammar and guide both say what the text is; give one of them.")
+        if self.ignore_eos and (self.grammar is not None or self.guide is not None):
+            name = "grammar" if self.guide is None else "guide"
+            raise ValueError(f"a {name} says where the text ends; ignore_eos contradicts it.")
         return self
 
     @field_validator("stop")

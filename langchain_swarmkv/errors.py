@@ -13,9 +13,11 @@
     │   └── DocumentMissingError      neither the cache nor the state has the document
     ├── RequestError
     │   ├── InvalidRequestError       empty prompt, token id out of range, ...
-    │   ├── GrammarError              the GBNF grammar cannot be used, or ran dry
+    │   ├── GrammarError              the grammar or guide cannot be used, or ran dry
     │   ├── RequestCancelledError     cancelled before it finished
     │   └── RequestTimeoutError       its deadline passed
+    ├── AnswerError                   the answer is not the object that was asked for
+    │   └── TruncatedAnswerError      max_tokens cut it
     ├── ContextBudgetError            more tokens than the context can ever hold
     ├── EngineError
     │   ├── EngineClosedError         closed, by a call or by a fatal cause
@@ -50,6 +52,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AnswerError",
     "ChatTemplateError",
     "ConfigurationError",
     "ContextBudgetError",
@@ -84,6 +87,7 @@ __all__ = [
     "SnapshotMismatchError",
     "SnapshotStorageError",
     "SwarmKVError",
+    "TruncatedAnswerError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
     "UnsupportedContentError",
@@ -172,7 +176,7 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class GrammarError(RequestError, ValueError):
-    """The GBNF grammar does not parse, is too large, or allows no further token."""
+    """The grammar or guide does not parse, is too large, or allows no further token."""
 
     retryable = False
 
@@ -187,6 +191,17 @@ class RequestTimeoutError(RequestError):
     """The request's deadline passed before it finished."""
 
     hint = "Raise timeout_seconds, lower max_tokens, or ask for fewer branches at once."
+
+
+class AnswerError(SwarmKVError, ValueError):
+    """The answer is not the object that was asked for; `text` is what the model wrote.
+
+    Raised ones are also `langchain_core.exceptions.OutputParserException`.
+    """
+
+
+class TruncatedAnswerError(AnswerError):
+    """The token limit cut the answer before the object was whole."""
 
 
 class ContextBudgetError(SwarmKVError, ValueError):

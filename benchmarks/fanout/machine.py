@@ -21,6 +21,7 @@ _PACKAGES = (
     "transformers",
     "torch",
     "xllamacpp",
+    "tiktoken",
     "numpy",
 )
 

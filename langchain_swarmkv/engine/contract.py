@@ -7,7 +7,8 @@ tokens occupy **cells** of one pool. The invariant behind every call: a sequence
 exactly the positions `[0, n)`, so the next token decoded on it has position n. `fork` shares cells
 and copies none.
 
-An engine is not thread safe: one thread owns every call, except those of its `Tokenizer`.
+An engine is not thread safe: one thread owns every call, except those of its `Tokenizer` and its
+`GuideCompiler`.
 Every call either does all that it says or raises and changes nothing; only `DecodeAbortedError` and
 `DecodeFatalError` leave sequences of the failed batch in doubt, and those must then be cleared.
 """
@@ -18,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,9 @@ import numpy.typing as npt
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from langchain_swarmkv.engine.guide import GuideCompiler
 
 __all__ = [
     "Batch",
@@ -103,6 +108,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text: no start token, and control tokens in the text stay text."""
 
+    def count(self, text: str) -> int:
+        """`len(encode(text))`; may be quicker than encoding."""
+        return len(self.encode(text))
+
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; empty for control tokens."""
@@ -160,7 +169,7 @@ class Sampler(ABC):
         """Pick a token from the logits of `row` of the last batch, and remember it.
 
         Raises:
-            GrammarError: the grammar allows no token here.
+            GrammarError: the grammar or guide allows no token here.
             InvalidRequestError: logit biases forbid every token.
             ModelError: the logits are not numbers.
         """
@@ -179,11 +188,13 @@ class Sampler(ABC):
 
 
 class Engine(ABC):
-    """See the module's docstring. Subclasses set `facts`, `limits` and `tokenizer`."""
+    """See the module's docstring. Subclasses set all of these."""
 
     facts: ModelFacts
     limits: EngineLimits
     tokenizer: Tokenizer
+    guides: GuideCompiler
+    """Compiles `SamplingParams.guide` for the tokenizer."""
     device: str
     """Name of the device lock to hold during native work."""
 
@@ -210,7 +221,7 @@ class Engine(ABC):
         """A sampler for one request; `prompt` feeds the penalties.
 
         Raises:
-            GrammarError: the grammar is refused.
+            GrammarError: the grammar or guide is refused.
             InvalidRequestError: a biased token id is outside the vocabulary.
         """
 

@@ -22,10 +22,17 @@ from langchain_swarmkv.engine.contract import (
     EngineLimits,
     ModelFacts,
     Sampler,
-    SpecialToken,
-    Tokenizer,
-    check_logits,
 )
+from langchain_swarmkv.engine.fake_sampler import NoiseSampler, ReplySampler
+from langchain_swarmkv.engine.fake_tokenizer import (
+    BOS_ID,
+    CHATML,
+    END_ID,
+    NUM_TOKENS,
+    START_ID,
+    FakeTokenizer,
+)
+from langchain_swarmkv.engine.guide import GuideCompiler
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import (
     ConfigurationError,
@@ -37,70 +44,13 @@ from langchain_swarmkv.errors import (
     SequenceError,
 )
 
-__all__ = ["FakeEngine", "FakeTokenizer"]
+__all__ = ["BOS_ID", "END_ID", "START_ID", "FakeEngine", "FakeTokenizer"]
 
-BOS_ID, START_ID, END_ID = 256, 257, 258
-_VOCABULARY = 259
-_CONTROL = {BOS_ID: "<|bos|>", START_ID: "<|im_start|>", END_ID: "<|im_end|>"}
-_CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 _STATE_MAGIC = b"FAKEKV1\n"
 _STATE_HEADER_BYTES = len(_STATE_MAGIC) + hashlib.sha256().digest_size
-_LEAST_TEMPERATURE = 1e-6
 
 # The rolling hash that stands for "all tokens so far" (Knuth's MMIX multiplier).
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
-
-
-class FakeTokenizer(Tokenizer):
-    """One token a byte, and three control tokens."""
-
-    def __init__(
-        self,
-        *,
-        n_ctx_train: int = 4096,
-        chat_template: str | None = _CHATML,
-        adds_bos: bool = False,
-        name: str = "fake",
-    ) -> None:
-        self.n_vocab = _VOCABULARY
-        self.n_ctx_train = n_ctx_train
-        self.name = name
-        self.bos_id = BOS_ID
-        self.eos_id = END_ID
-        self.adds_bos = adds_bos
-        self.chat_template = chat_template
-        self.special_tokens = {
-            text: SpecialToken(token_id, text) for token_id, text in _CONTROL.items()
-        }
-
-    def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of the text."""
-        return list(text.encode("utf-8", errors="replace"))
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """One byte, or nothing for a control token."""
-        if not 0 <= token_id < _VOCABULARY:
-            raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary of {_VOCABULARY}.",
-                token_id=token_id,
-            )
-        return bytes([token_id]) if token_id < 256 else b""
-
-    def is_end(self, token_id: int) -> bool:
-        """Only `<|im_end|>` ends an answer."""
-        return token_id == END_ID
-
-    def readable(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens with the control tokens spelled out."""
-        data = b"".join(
-            _CONTROL[i].encode() if i in _CONTROL else bytes([i]) for i in map(int, token_ids)
-        )
-        return data.decode("utf-8", errors="replace")
 
 
 class FakeEngine(Engine):
@@ -114,7 +64,9 @@ class FakeEngine(Engine):
         can_cut: False behaves like a sliding-window or recurrent model: only whole sequences
             can be forked.
         reply: every answer, or a function from the readable prompt (control tokens spelled out)
-            to the answer. None: printable noise that depends on the whole prompt.
+            to the answer. None: printable noise that depends on the whole prompt. Under a guide,
+            the reply goes on wherever the guide allows its next byte; elsewhere the noise chooses,
+            and after the last byte the answer ends as soon as it may.
         chat_template: the template that the "model" carries.
         adds_bos: whether prompts start with `<|bos|>`.
         max_running: most requests computed at once; None: `max_sequences`.
@@ -137,7 +89,7 @@ class FakeEngine(Engine):
         n_ctx_train: int | None = None,
         can_cut: bool = True,
         reply: str | Callable[[str], str] | None = None,
-        chat_template: str | None = _CHATML,
+        chat_template: str | None = CHATML,
         adds_bos: bool = False,
         max_running: int | None = None,
         move_cost_tokens: int | None = None,
@@ -155,6 +107,7 @@ class FakeEngine(Engine):
             n_ctx_train=n_ctx_train, chat_template=chat_template, adds_bos=adds_bos
         )
         self.tokenizer = self._tokenizer
+        self.guides = GuideCompiler(self._tokenizer)
         self.facts = ModelFacts(
             name="fake",
             architecture="fake",
@@ -167,7 +120,7 @@ class FakeEngine(Engine):
                 rope="fake",
                 llama_cpp="fake",
             ),
-            n_vocab=_VOCABULARY,
+            n_vocab=NUM_TOKENS,
             n_ctx_train=n_ctx_train,
             kv_bytes_per_token=4,
         )
@@ -224,7 +177,7 @@ class FakeEngine(Engine):
             batch.tokens, batch.positions, batch.seq_ids, strict=True
         ):
             next_pos = expected.get(seq_id, self.num_tokens(seq_id))
-            if position != next_pos or not 0 <= token < _VOCABULARY:
+            if position != next_pos or not 0 <= token < NUM_TOKENS:
                 raise InvalidBatchError(
                     f"token {token} at position {position} of sequence {seq_id}; "
                     f"its next position is {next_pos}.",
@@ -246,8 +199,8 @@ class FakeEngine(Engine):
         self._check_open()
         if row not in self._rows:
             raise InvalidBatchError(f"row {row} of the last batch has no logits.", return_code=-1)
-        noise = np.random.default_rng(self._rows[row]).standard_normal(_VOCABULARY)
-        logits = np.full(_VOCABULARY, -1e9, dtype=np.float32)
+        noise = np.random.default_rng(self._rows[row]).standard_normal(NUM_TOKENS)
+        logits = np.full(NUM_TOKENS, -1e9, dtype=np.float32)
         logits[32:127] = noise[32:127]
         logits[END_ID] = noise[END_ID]
         return logits
@@ -255,21 +208,22 @@ class FakeEngine(Engine):
     def create_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """See `Engine.create_sampler`. A grammar needs a `reply`, which is taken as it is."""
         self._check_open()
-        outside = [i for i in params.logit_bias if not 0 <= i < _VOCABULARY]
+        outside = [i for i in params.logit_bias if not 0 <= i < NUM_TOKENS]
         if outside:
             raise InvalidRequestError(
-                f"logit_bias names token {outside[0]}; the vocabulary has {_VOCABULARY}."
+                f"logit_bias names token {outside[0]}; the vocabulary has {NUM_TOKENS}."
             )
+        guide = None if params.guide is None else self.guides.matcher(params.guide)
         if self._reply is not None:
             text = self._reply
             if not isinstance(text, str):
                 text = text(self._tokenizer.readable(prompt))
-            return _ReplySampler(text, params.seed or 0)
+            return ReplySampler(self, text, params.seed or 0, guide)
         if params.grammar is not None:
             raise GrammarError(
                 "FakeEngine cannot follow a grammar; give it a reply that matches the grammar."
             )
-        return _NoiseSampler(self, params)
+        return NoiseSampler(self, params, guide)
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         """See `Engine.fork`."""
@@ -338,56 +292,3 @@ class FakeEngine(Engine):
     def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
-
-
-class _ReplySampler(Sampler):
-    def __init__(self, text: str, seed: int) -> None:
-        self.seed = seed
-        self._tokens = iter(text.encode("utf-8"))
-
-    def sample(self, row: int) -> int:
-        return next(self._tokens, END_ID)
-
-    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
-        check_logits(logits, _VOCABULARY)
-        return next(self._tokens, END_ID)
-
-    def close(self) -> None:
-        self._tokens = iter(b"")
-
-
-class _NoiseSampler(Sampler):
-    def __init__(self, engine: FakeEngine, params: SamplingParams) -> None:
-        self.seed = (
-            params.seed
-            if params.seed is not None
-            else int(np.random.default_rng().integers(1 << 32))
-        )
-        self._engine = engine
-        self._params = params
-        self._draws = np.random.default_rng(self.seed)
-
-    def sample(self, row: int) -> int:
-        return self.sample_from(self._engine.logits(row))
-
-    def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
-        check_logits(logits, _VOCABULARY)
-        params, logits = self._params, logits.astype(np.float64)
-        for token_id, bias in params.logit_bias.items():
-            logits[token_id] += bias
-        if not np.isfinite(logits.max()):
-            raise InvalidRequestError("logit_bias forbids every token of the vocabulary.")
-        if params.temperature == 0:
-            return int(np.argmax(logits))
-        order = np.argsort(-logits, kind="stable")
-        if params.top_k:
-            order = order[: params.top_k]
-        temperature = max(params.temperature, _LEAST_TEMPERATURE)
-        weights = np.exp((logits[order] - logits[order[0]]) / temperature)
-        keep = weights >= params.min_p
-        keep &= np.cumsum(weights) - weights < params.top_p * weights.sum()
-        order, weights = order[keep], weights[keep]
-        return int(self._draws.choice(order, p=weights / weights.sum()))
-
-    def close(self) -> None:
-        pass

@@ -27,6 +27,7 @@ from langchain_swarmkv.engine.contract import (
     check_logits,
 )
 from langchain_swarmkv.engine.grammar import check_grammar
+from langchain_swarmkv.engine.guide import GuideCompiler, GuideMatcher
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.engine.weights import weights_digest
@@ -74,6 +75,7 @@ class LlamaEngine(Engine):
         self._ledger: CellLedger | None = None
         self._form: _StateForm | None = None
         self.tokenizer: LlamaTokenizer = LlamaTokenizer(config.model_path)
+        self.guides = GuideCompiler(self.tokenizer)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="swarmkv-digest") as pool:
                 # Reading a large file takes seconds, and so does loading it.
@@ -224,18 +226,25 @@ class LlamaEngine(Engine):
         model = self._loaded
         if params.grammar is not None:
             check_grammar(params.grammar)
-        return _LlamaSampler(self, SamplerChain(model, params, prompt))
+        guide = None if params.guide is None else self.guides.matcher(params.guide)
+        return _LlamaSampler(self, SamplerChain(model, params, prompt), guide)
 
-    def sample(self, chain: SamplerChain, row: int) -> int:
-        """Let a chain choose from a row of the last batch."""
+    def output_logits(self, row: int) -> npt.NDArray[np.float32]:
+        """The logits of a row of the last batch themselves, which the next `decode` overwrites."""
         native = self._native
         self._check_row(row)
-        return chain.sample(native.logits(row), self._candidates)
+        return native.logits(row)
 
-    def sample_from(self, chain: SamplerChain, logits: npt.NDArray[np.float32]) -> int:
-        """Let a chain choose by logits that were kept."""
+    def sample_from(
+        self, chain: SamplerChain, guide: GuideMatcher | None, logits: npt.NDArray[np.float32]
+    ) -> int:
+        """Let a chain choose among the tokens that the guide allows."""
         check_logits(logits, self._loaded.n_vocab)
-        return chain.sample(logits, self._candidates)
+        if guide is None:
+            return chain.sample(logits, self._candidates)
+        token_id = chain.sample(logits, self._candidates, guide.allowed())
+        guide.accept(token_id)
+        return token_id
 
     def fork(self, source: int, target: int, num_tokens: int) -> None:
         """See `Engine.fork`: `llama_memory_seq_cp` on a unified cache, which moves no bytes."""
@@ -376,16 +385,19 @@ class _StateForm(NamedTuple):
 
 
 class _LlamaSampler(Sampler):
-    def __init__(self, engine: LlamaEngine, chain: SamplerChain) -> None:
+    def __init__(
+        self, engine: LlamaEngine, chain: SamplerChain, guide: GuideMatcher | None
+    ) -> None:
         self._engine = engine
         self._chain = chain
+        self._guide = guide
         self.seed = chain.seed
 
     def sample(self, row: int) -> int:
-        return self._engine.sample(self._chain, row)
+        return self.sample_from(self._engine.output_logits(row))
 
     def sample_from(self, logits: npt.NDArray[np.float32]) -> int:
-        return self._engine.sample_from(self._chain, logits)
+        return self._engine.sample_from(self._chain, self._guide, logits)
 
     def close(self) -> None:
         self._chain.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from langchain_swarmkv.engine.contract import SpecialToken, Tokenizer
+from langchain_swarmkv.engine.tiktoken_counter import TiktokenCounter, proved_counter
 from langchain_swarmkv.errors import EngineClosedError, InvalidRequestError
 from langchain_swarmkv.native.model import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_LSTRIP,
+    ATTRIBUTE_NORMAL,
     ATTRIBUTE_RSTRIP,
     ATTRIBUTE_UNKNOWN,
     ATTRIBUTE_USER_DEFINED,
@@ -23,6 +26,9 @@ __all__ = ["LlamaTokenizer"]
 
 _LONG_TEXT_CHARACTERS = 1000
 _NUM_LONG_TEXTS = 16
+_PROOF_CHARACTERS_PER_TOKEN = 24
+"""Proving tiktoken's ids takes as long as counting that many characters for each token: all their
+texts twice, and each one's bytes."""
 
 
 class LlamaTokenizer(Tokenizer):
@@ -45,6 +51,10 @@ class LlamaTokenizer(Tokenizer):
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         # Every analyst's prompt holds the same document; its ids are worth keeping.
+        self._counter: TiktokenCounter | None = None
+        self._characters_until_proof = _PROOF_CHARACTERS_PER_TOKEN * self.n_vocab
+        self._proof = threading.Lock()
+        """Taken once, and kept: there is one proof."""
         self._encode_long = functools.lru_cache(maxsize=_NUM_LONG_TEXTS)(self._encode)
 
     @property
@@ -109,6 +119,41 @@ class LlamaTokenizer(Tokenizer):
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._model.tokenize(text))
 
+    def count(self, text: str) -> int:
+        """See `Tokenizer.count`.
+
+        By tiktoken, where that is proved to give the same ids. The proof is made once as much has
+        been counted without it, so that it costs at most what was spent anyway.
+        """
+        counter, _ = self._counter, self._model  # closed is closed
+        num_tokens = None if counter is None else counter.count(text)
+        if num_tokens is None:
+            num_tokens = len(self.encode(text))
+            self._characters_until_proof -= len(text)
+            if self._characters_until_proof <= 0:
+                self.prove_counter()
+        return num_tokens
+
+    def prove_counter(self) -> bool:
+        """Prove tiktoken's ids now, unless it was tried; whether `count` uses tiktoken."""
+        if self._proof.acquire(blocking=False):
+            self._counter = self._proved_counter(self._model)
+        return self._counter is not None
+
+    def _proved_counter(self, model: ModelHandle) -> TiktokenCounter | None:
+        attributes = [model.attributes(token_id) for token_id in range(self.n_vocab)]
+        ordinary = [i for i, bits in enumerate(attributes) if bits & ATTRIBUTE_NORMAL]
+        return proved_counter(
+            model.metadata("tokenizer.ggml.pre"),
+            {self.token_bytes(token_id): token_id for token_id in ordinary},
+            cut_out=[
+                model.token_text(i)
+                for i, bits in enumerate(attributes)
+                if bits & ATTRIBUTE_USER_DEFINED
+            ],
+            encode=model.tokenize,
+        )
+
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer.token_bytes`."""
         data = self._bytes.get(token_id)
@@ -134,5 +179,5 @@ class LlamaTokenizer(Tokenizer):
 
     def close(self) -> None:
         """See `Tokenizer.close`."""
-        self._handle = None
+        self._handle = self._counter = None
         self._encode_long.cache_clear()

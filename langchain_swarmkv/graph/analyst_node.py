@@ -19,11 +19,14 @@ from langchain_swarmkv.errors import (
 from langchain_swarmkv.graph.node_run import NodeRun, check_llm, read_key
 from langchain_swarmkv.graph.state import FINDINGS_KEY
 from langchain_swarmkv.graph.tasks import Task, check_task, task_messages
+from langchain_swarmkv.prompts.call import Call
 from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     DocumentRef,
     document_message,
 )
+from langchain_swarmkv.prompts.schema import output_schema
+from langchain_swarmkv.prompts.structured_output import answer_object
 
 __all__ = ["AnalystNode"]
 
@@ -55,6 +58,8 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         max_task_tokens: most prompt tokens after the shared part, the template's markup included;
             needed for the budget where the task depends on the state, and kept to when it runs.
         max_fanout: how many copies `Send` starts at most at once; for the budget.
+        schema: the finding is an object of this pydantic class or dataclass, or a dict for a
+            TypedDict or a JSON schema. The prompt tells it, and decoding is held to it.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         required_prefix_tokens: int | None = None,
         max_task_tokens: int | None = None,
         max_fanout: int | None = None,
+        schema: dict[str, Any] | type | None = None,
     ) -> None:
         check_llm(llm)
         check_task(task)
@@ -89,6 +95,10 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         self.required_prefix_tokens = required_prefix_tokens
         self.max_task_tokens = max_task_tokens
         self.max_fanout = max_fanout
+        self.schema = None if schema is None else output_schema(schema)
+        self.call_options = {} if self.schema is None else self.schema.call_options("json_schema")
+        """What each call asks for besides its messages."""
+        Call.read(self.call_options).check()
 
     def invoke(
         self,
@@ -100,12 +110,14 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         """Answer for one state.
 
         Returns:
-            `{"findings": {name: answer}}`, or `{output_key: answer}`.
+            `{"findings": {name: answer}}`, or `{output_key: answer}`; the answer is a text, or the
+            object of the schema.
 
         Raises:
             DocumentMissingError: neither the state nor this process has the document.
             PromptError: the task or the document is no text.
             ContextBudgetError: it does not fit, or the task is longer than `max_task_tokens`.
+            TruncatedAnswerError: max_tokens cut the object.
         """
         run = NodeRun(self.get_name(), config)
         call = self._call(input, run)
@@ -175,7 +187,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     def _check_task_tokens(self, call: _Call, run: NodeRun) -> None:
         if self.max_task_tokens is None:
             return
-        num_prompt_tokens = len(self.llm.prompt_token_ids(call.messages))
+        num_prompt_tokens = len(self.llm.prompt_token_ids(call.messages, **self.call_options))
         num_tokens = num_prompt_tokens - len(self.llm.prefix_token_ids(call.shared))
         if num_tokens > self.max_task_tokens:
             raise ContextBudgetError(
@@ -189,7 +201,11 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             )
 
     def _options(self, run: NodeRun, ref: DocumentRef | None) -> dict[str, Any]:
-        options: dict[str, Any] = {"keep_prefix": False, "request_name": self._finding(run)}
+        options = {
+            **self.call_options,
+            "keep_prefix": False,
+            "request_name": self._finding(run),
+        }
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         if self.required_prefix_tokens is not None:
@@ -199,10 +215,10 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
 
     def _output(self, run: NodeRun, answer: AIMessage) -> dict[str, Any]:
         _tell_analyst(run, answer)
-        text = str(answer.text)
+        finding = str(answer.text) if self.schema is None else answer_object(answer, self.schema)
         if self.output_key is not None:
-            return {self.output_key: text}
-        return {FINDINGS_KEY: {self._finding(run): text}}
+            return {self.output_key: finding}
+        return {FINDINGS_KEY: {self._finding(run): finding}}
 
     def _finding(self, run: NodeRun) -> str:
         name, number = self.name or run.node, run.copy_number

@@ -106,8 +106,12 @@ class PrefixCounter:
         messages = [*prefix.messages, *task]
         if _is_slice(analyst, prefix):
             # What follows the slice does not depend on its length.
-            return len(self._llm.prompt_token_ids(messages, required_prefix_tokens=1)) - 1
-        return len(self._llm.prompt_token_ids(messages)) - len(prefix.token_ids)
+            ids = self._llm.prompt_token_ids(
+                messages, required_prefix_tokens=1, **analyst.call_options
+            )
+            return len(ids) - 1
+        ids = self._llm.prompt_token_ids(messages, **analyst.call_options)
+        return len(ids) - len(prefix.token_ids)
 
 
 def read_tokens(analyst: AnalystNode, prefix: Prefix) -> int | None:

@@ -25,7 +25,8 @@ _VERSIONS = (2, 3)
 _HEADER_BYTES = 24  # magic, version u32, tensor count u64, key-value count u64
 
 # enum llama_token_attr, llama.h
-ATTRIBUTE_UNKNOWN, ATTRIBUTE_CONTROL, ATTRIBUTE_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
+ATTRIBUTE_UNKNOWN, ATTRIBUTE_CONTROL = 1 << 0, 1 << 3
+ATTRIBUTE_NORMAL, ATTRIBUTE_USER_DEFINED = 1 << 2, 1 << 4
 ATTRIBUTE_LSTRIP, ATTRIBUTE_RSTRIP = 1 << 7, 1 << 8
 
 

@@ -38,12 +38,21 @@ class Candidates:
         self._array = llama_cpp.llama_token_data_array()
         self.reference = ctypes.byref(self._array)
 
-    def fill(self, logits: Any) -> None:
-        """One candidate for each token of the vocabulary."""
-        self._data["id"] = self._ids  # samplers reorder
-        self._data["logit"] = logits
+    def fill(
+        self, logits: npt.NDArray[np.float32], allowed: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """One candidate for each token of the vocabulary, or for each that is allowed."""
+        if allowed is None:
+            size = len(self._ids)
+            self._data["id"] = self._ids  # samplers reorder
+            self._data["logit"] = logits
+        else:
+            ids = np.flatnonzero(allowed)
+            size = len(ids)
+            self._data["id"][:size] = ids
+            self._data["logit"][:size] = logits[ids]
         self._array.data = self._pointer
-        self._array.size = len(self._data)
+        self._array.size = size
         self._array.selected = -1
         self._array.sorted = False
 
@@ -67,7 +76,7 @@ class SamplerChain:
     def __init__(self, model: ModelHandle, params: SamplingParams, prompt: Sequence[int]) -> None:
         llama_cpp = library()
         self.seed = params.seed if params.seed is not None else secrets.randbits(31)
-        self._has_grammar = params.grammar is not None
+        self._has_grammar = params.grammar is not None or params.guide is not None
         self._is_greedy = _is_greedy(params)
         self._pointer: Any = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
@@ -112,8 +121,18 @@ class SamplerChain:
         yield llama_cpp.llama_sampler_init_temp(max(params.temperature, _LEAST_TEMPERATURE))
         yield llama_cpp.llama_sampler_init_dist(self.seed)
 
-    def sample(self, logits: npt.NDArray[np.float32], candidates: Candidates) -> int:
+    def sample(
+        self,
+        logits: npt.NDArray[np.float32],
+        candidates: Candidates,
+        allowed: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
         """Choose a token by logits of shape (n_vocab,), and take it into the chain's state.
+
+        Args:
+            logits: what the model computed; not changed.
+            candidates: what the chain works on.
+            allowed: the tokens to choose from, shape (n_vocab,); None: all.
 
         Raises:
             GrammarError: no token is allowed here.
@@ -127,9 +146,9 @@ class SamplerChain:
                 "The model's logits are not numbers: its weights are damaged, or the RoPE settings "
                 "or the KV type do not suit it."
             )
-        if self._is_greedy:
+        if self._is_greedy and (allowed is None or allowed[best]):
             return best  # as the chain would, which has no state to keep
-        candidates.fill(logits)
+        candidates.fill(logits, allowed)
         llama_cpp.llama_sampler_apply(self._pointer, candidates.reference)
         chosen = candidates.selected()
         if chosen is None or not np.isfinite(chosen[1]):

@@ -32,6 +32,7 @@ class CallFormat:
 
     opening: str
     call: tuple[Part, ...]
+    """Begins with a text; NAME comes before ARGUMENTS."""
     separator: str | None
     """None: the model makes one call at a time."""
     closing: str

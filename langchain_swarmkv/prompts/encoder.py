@@ -7,26 +7,83 @@ found by encoding several continuations and taking what they have in common.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
 
 from langchain_core.messages import BaseMessage
 
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ChatTemplateError, InvalidRequestError
+from langchain_swarmkv.prompts.call_format import CallFormat, ReasoningTags
+from langchain_swarmkv.prompts.control_marks import ControlMarks
 from langchain_swarmkv.prompts.messages import (
     TemplateMessage,
     content_strings,
     map_content,
     template_messages,
+    with_user_text,
 )
 from langchain_swarmkv.prompts.segments import Segmenter, StandIns, unused_characters
 from langchain_swarmkv.prompts.template import ChatTemplate
+from langchain_swarmkv.prompts.tools import Tool, map_tool
 
-__all__ = ["PromptEncoder", "watermark_slice"]
+__all__ = [
+    "AnswerStyle",
+    "Ask",
+    "EncodedPrompt",
+    "PromptEncoder",
+    "Thinking",
+    "watermark_slice",
+]
 
 # First characters of each kind that pre-tokenizers tell apart, those that merge with white space or
 # punctuation before them, and no character at all.
 _PROBES = ("", "a", "A", "1", " a", "\na", "\n\na", "\ta", "?", "'s", "<", "_", "中", "é", "😀")
+
+
+class Thinking(Enum):
+    """Whether an answer begins with thoughts."""
+
+    OFF = "off"
+    """The model writes none, or the prompt has closed them."""
+    FREE = "free"
+    """As the model likes."""
+    BEGUN = "begun"
+    """The prompt has opened them."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a call says to the model besides its messages."""
+
+    tools: Sequence[Tool] = ()
+    instructions: str = ""
+    """Follows the text of the first user turn."""
+    keep_reasoning: bool = False
+    """Whether templates get to see earlier thoughts."""
+
+
+NOTHING_MORE = Ask()
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """Token ids, and how the answer begins."""
+
+    ids: list[int]
+    thinking: Thinking
+
+
+@dataclass(frozen=True)
+class AnswerStyle:
+    """How one model writes calls and thoughts."""
+
+    calls: CallFormat
+    reasoning: ReasoningTags | None
+    marks: ControlMarks
 
 
 class PromptEncoder:
@@ -52,14 +109,40 @@ class PromptEncoder:
         self._template = ChatTemplate(chat_template, tokenizer, variables)
         self._segmenter = Segmenter(tokenizer, self._template.source)
 
-    def encode(self, messages: Sequence[BaseMessage]) -> list[int]:
-        """Token ids of a prompt that asks for the next turn of the conversation.
+    @cached_property
+    def answers(self) -> AnswerStyle:
+        """How the model writes calls and thoughts, with marks in place of control tokens."""
+        marks = ControlMarks(self._segmenter)
+        tags = self._template.reasoning
+        reasoning = tags and ReasoningTags(marks.mark(tags.opening), marks.mark(tags.closing))
+        return AnswerStyle(self._template.call_format.map_text(marks.mark), reasoning, marks)
+
+    def encode(self, messages: Sequence[BaseMessage], tools: Sequence[Tool] = ()) -> list[int]:
+        """The token ids of `prompt`."""
+        return self.prompt(messages, Ask(tools)).ids
+
+    def prompt(self, messages: Sequence[BaseMessage], ask: Ask = NOTHING_MORE) -> EncodedPrompt:
+        """A prompt that asks for the next turn of the conversation.
 
         Raises:
             PromptError: there are no messages, they hold something that is not text, or the
                 template refuses them.
         """
-        return self._encode(template_messages(messages))
+        prompt = self._conversation(messages, ask)
+        text = prompt.render()
+        return EncodedPrompt(self._with_start(prompt.ids(text)), self._thinking(text))
+
+    def _conversation(self, messages: Sequence[BaseMessage], ask: Ask) -> _Prompt:
+        converted = template_messages(messages, keep_reasoning=ask.keep_reasoning)
+        if ask.instructions:
+            converted = with_user_text(converted, after=ask.instructions)
+        return _Prompt(self._segmenter, self._template, converted, ask.tools)
+
+    def _thinking(self, prompt_text: str) -> Thinking:
+        tags, text = self._template.reasoning, prompt_text.rstrip()
+        if tags is None or text.endswith(tags.closing):
+            return Thinking.OFF
+        return Thinking.BEGUN if text.endswith(tags.opening) else Thinking.FREE
 
     def _encode(self, messages: Sequence[TemplateMessage]) -> list[int]:
         prompt = _Prompt(self._segmenter, self._template, messages)
@@ -103,6 +186,12 @@ class PromptEncoder:
             raise refusals[0]
 
     def encode_slice(self, messages: Sequence[BaseMessage], num_prefix_tokens: int) -> list[int]:
+        """The token ids of `prompt_slice`."""
+        return self.prompt_slice(messages, num_prefix_tokens).ids
+
+    def prompt_slice(
+        self, messages: Sequence[BaseMessage], num_prefix_tokens: int, ask: Ask = NOTHING_MORE
+    ) -> EncodedPrompt:
         """A prompt that holds only the first tokens of its document, and all that follows it.
 
         The document is the run of system messages at the start. Asking for as much as there is
@@ -111,22 +200,22 @@ class PromptEncoder:
         Raises:
             InvalidRequestError: no such document, or not `1 <= num_prefix_tokens <=` its prefix.
         """
-        converted = template_messages(messages)
-        size = next((i for i, m in enumerate(converted) if m["role"] != "system"), len(converted))
+        size = next((i for i, m in enumerate(messages) if m.type != "system"), len(messages))
         if size == 0:
             raise InvalidRequestError(
                 "required_prefix_tokens needs a document: the first message must be a system "
                 "message.",
             )
         prefix = self.shared_prefix(messages[:size])
-        prompt = _Prompt(self._segmenter, self._template, converted)
+        prompt = self._conversation(messages, ask)
+        text = prompt.render()
         head, tail = prompt.render_split(size - 1)
-        whole = self._with_start(prompt.ids(prompt.render()))
+        whole = self._with_start(prompt.ids(text))
         document = _common_prefix([self._with_start(prompt.ids(head)), whole])
         _check_slice(prefix, num_prefix_tokens)
-        if num_prefix_tokens >= len(document):
-            return whole
-        return watermark_slice(document, prompt.ids(tail), num_prefix_tokens)
+        if num_prefix_tokens < len(document):
+            whole = watermark_slice(document, prompt.ids(tail), num_prefix_tokens)
+        return EncodedPrompt(whole, self._thinking(text))
 
 
 def watermark_slice(
@@ -156,20 +245,26 @@ class _Prompt:
     """One conversation on its way through the template, with its own stand-ins."""
 
     def __init__(
-        self, segmenter: Segmenter, template: ChatTemplate, messages: Sequence[TemplateMessage]
+        self,
+        segmenter: Segmenter,
+        template: ChatTemplate,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Tool] = (),
     ) -> None:
-        self._unused = unused_characters([template.source, *content_strings(messages)])
+        texts = [template.source, *content_strings(messages), json.dumps(tools, ensure_ascii=False)]
+        self._unused = unused_characters(texts)
         self._stand_ins = StandIns(self._unused)
         self._segmenter = segmenter
         self._template = template
         self._messages = [map_content(message, self._hide) for message in messages]
+        self._tools = [map_tool(tool, self._hide) for tool in tools]
 
     def _hide(self, text: str) -> str:
         return self._segmenter.hide_control(text, self._stand_ins)
 
     def render(self) -> str:
         """The prompt's text, stand-ins in it."""
-        return self._template.render(self._messages)
+        return self._template.render(self._messages, self._tools)
 
     def render_split(self, place: int) -> tuple[str, str]:
         """The prompt's text up to the end of a message's content, and from there on."""
@@ -179,7 +274,7 @@ class _Prompt:
         end = len(content.rstrip())
         marked = [*self._messages]
         marked[place] = {**marked[place], "content": content[:end] + mark + content[end:]}
-        head, _, tail = self._template.render(marked).rpartition(mark)
+        head, _, tail = self._template.render(marked, self._tools).rpartition(mark)
         return head, tail
 
     def ids(self, text: str) -> list[int]:

@@ -34,6 +34,7 @@ __all__ = [
     "map_strings",
     "merge",
     "template_messages",
+    "with_user_text",
 ]
 
 TemplateMessage: TypeAlias = dict[str, Any]
@@ -298,6 +299,19 @@ def fold(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
             for message in messages
         ]
     )
+
+
+def with_user_text(
+    messages: Sequence[TemplateMessage], *, before: str = "", after: str = ""
+) -> list[TemplateMessage]:
+    """The same conversation with text around that of its first user turn.
+
+    Not the last: it stays where it is as the conversation grows, and with it all that is cached.
+    """
+    place = next((i for i, m in enumerate(messages) if m["role"] == "user"), len(messages))
+    turn = messages[place] if place < len(messages) else {"role": "user", "content": ""}
+    text = "\n\n".join(filter(None, (before, turn["content"], after)))
+    return [*messages[:place], {**turn, "content": text}, *messages[place + 1 :]]
 
 
 def _merged(first: TemplateMessage, second: TemplateMessage) -> TemplateMessage:

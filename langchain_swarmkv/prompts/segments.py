@@ -126,7 +126,7 @@ class Segmenter:
     def encode(self, rendered: str, stand_ins: StandIns) -> list[int]:
         """Token ids of rendered text: control tokens where it reads so, plain text elsewhere."""
         ids: list[int] = []
-        for piece in self._pieces(rendered):
+        for piece in self.pieces(rendered):
             if isinstance(piece, SpecialToken):
                 ids.append(piece.token_id)
             else:
@@ -162,7 +162,8 @@ class Segmenter:
                 ids += guarded[self._num_guard_tokens :]
         return tuple(ids)
 
-    def _pieces(self, rendered: str) -> list[str | SpecialToken]:
+    def pieces(self, rendered: str) -> list[str | SpecialToken]:
+        """Rendered text cut into control tokens and the text between them."""
         pieces: list[str | SpecialToken] = [rendered]
         for special in self._occurring(rendered):
             pieces = [

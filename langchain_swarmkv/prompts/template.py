@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ChatTemplateError
-from langchain_swarmkv.prompts.messages import TemplateMessage, content_strings, fold, merge
+from langchain_swarmkv.prompts.call_format import CallFormat, ReasoningTags
+from langchain_swarmkv.prompts.messages import (
+    TemplateMessage,
+    content_strings,
+    fold,
+    merge,
+    with_user_text,
+)
 from langchain_swarmkv.prompts.sandbox import compile_template, render
 from langchain_swarmkv.prompts.segments import unused_characters
+from langchain_swarmkv.prompts.tool_style import (
+    DEFAULT_FORMAT,
+    NativeCalls,
+    find_native_calls,
+    native_calls,
+    plain_calls,
+    plain_tools,
+)
+from langchain_swarmkv.prompts.tools import Tool
 
 __all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]
 
@@ -19,10 +36,8 @@ PLAIN_TEMPLATE = """\
 {{- message.content + '\\n\\n' }}
 {%- elif message.role == 'user' %}
 {{- 'User: ' + message.content + '\\n\\n' }}
-{%- elif message.role == 'assistant' %}
-{{- 'Assistant: ' + message.content + '\\n\\n' }}
 {%- else %}
-{{- 'Result: ' + message.content + '\\n\\n' }}
+{{- 'Assistant: ' + message.content + '\\n\\n' }}
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
@@ -30,6 +45,13 @@ PLAIN_TEMPLATE = """\
 """For models without a template (base models): plain words, no control tokens.
 
 Such a model does not know where its answer ends; give `stop=["\\n\\nUser:"]`."""
+
+_REASONING_TAGS = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 
 
 class ChatTemplate:
@@ -51,6 +73,7 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
     ) -> None:
         self.source = source or tokenizer.chat_template or PLAIN_TEMPLATE
+        self._tokenizer = tokenizer
         self._model = tokenizer.name
         control = {token.token_id: text for text, token in tokenizer.special_tokens.items()}
         self._variables: dict[str, object] = {
@@ -70,16 +93,49 @@ class ChatTemplate:
                 model=self._model,
             ) from error
 
-    def render(self, messages: Sequence[TemplateMessage]) -> str:
+    @cached_property
+    def reasoning(self) -> ReasoningTags | None:
+        """The tags around thoughts; None: the template writes none."""
+        tags = (t for t in _REASONING_TAGS if t.opening in self.source and t.closing in self.source)
+        return next(tags, None)
+
+    @property
+    def call_format(self) -> CallFormat:
+        """How the model writes tool calls: the template's way, or `DEFAULT_FORMAT`."""
+        return self._native_calls.format if self._native_calls else DEFAULT_FORMAT
+
+    @cached_property
+    def _native_calls(self) -> NativeCalls | None:
+        specials = self._tokenizer.special_tokens.values()
+        ends = [token.text for token in specials if self._tokenizer.is_end(token.token_id)]
+        return find_native_calls(self._run, ends, self.reasoning)
+
+    def render(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] = ()) -> str:
         """The text of the prompt, up to where the answer begins.
 
         A template that refuses the conversation, or leaves the text of a system message out, gets
         it once more with neighbours of one role merged, and then with system texts folded into
         user turns.
 
+        Args:
+            messages: the conversation. Where the template has no way to write tool calls, calls
+                and results become text of ordinary turns.
+            tools: what the model may call; told by the template, or at the start of the first user
+                turn.
+
         Raises:
             ChatTemplateError: it refuses that as well.
         """
+        if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
+            return self._render(messages, None)
+        if self._native_calls is not None:
+            return self._render(native_calls(messages, self._native_calls), tools or None)
+        messages = plain_calls(messages)
+        return self._render(
+            with_user_text(messages, before=plain_tools(tools)) if tools else messages, None
+        )
+
+    def _render(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None) -> str:
         attempts = [list(messages)]
         for changed in (merge(messages), fold(messages)):
             if changed != attempts[-1]:
@@ -87,13 +143,15 @@ class ChatTemplate:
         reasons: list[Exception] = []
         for attempt in attempts:
             try:
-                self._check_system_text(attempt)
-                return self._run(attempt)
+                self._check_system_text(attempt, tools)
+                return self._run(attempt, tools)
             except Exception as error:
                 reasons.append(error)
         raise self._refusal(messages, reasons) from reasons[0]
 
-    def _check_system_text(self, messages: Sequence[TemplateMessage]) -> None:
+    def _check_system_text(
+        self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None
+    ) -> None:
         """Run the template with a mark in place of each system text and look for the marks."""
         places = [i for i, message in enumerate(messages) if message["role"] == "system"]
         if not places:
@@ -103,12 +161,13 @@ class ChatTemplate:
         marks = list(islice(unused_characters(texts), len(places)))
         for place, mark in zip(places, marks, strict=True):
             probe[place] = {**probe[place], "content": mark}
-        rendered = self._run(probe)
+        rendered = self._run(probe, tools)
         if not all(mark in rendered for mark in marks):
             raise ChatTemplateError("it leaves the text of a system message out")
 
-    def _run(self, messages: Sequence[TemplateMessage]) -> str:
-        return render(self._template, {**self._variables, "messages": list(messages)})
+    def _run(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None) -> str:
+        variables = {**self._variables, "messages": list(messages)}
+        return render(self._template, variables if tools is None else {**variables, "tools": tools})
 
     def _refusal(
         self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -121,6 +121,7 @@ class Request:
         persist: bool = False,
         wants_snapshot: bool = False,
         timeout_seconds: float | None = None,
+        marks: Mapping[int, str] | None = None,
     ) -> None:
         self.request_id = next(_request_ids)
         self.tokens = tokens
@@ -171,6 +172,8 @@ class Request:
         self.channel: Channel[TokenChunk] = Channel()
         self.progress_callbacks: list[Callable[[PrefillProgress], None]] = []
         self._text = TextStream(params.stop)
+        self._marks = dict(marks or {})
+        """What control tokens add to the text."""
         self._pending_tokens: list[int] = []
         self._pending_logprobs: list[TokenLogprob] = []
 
@@ -240,7 +243,8 @@ class Request:
         self._pending_tokens.append(token_id)
         if logprob is not None:
             self._pending_logprobs.append(logprob)
-        text = self._text.push(data)
+        mark = self._marks.get(token_id)
+        text = self._text.push(data) if mark is None else self._text.push_mark(mark)
         if text:
             self._emit(text, None)
 

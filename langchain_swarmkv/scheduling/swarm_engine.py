@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,6 +119,7 @@ class SwarmEngine:
         pin: str | None = None,
         persist: bool = False,
         timeout_seconds: float | None = None,
+        marks: Mapping[int, str] | None = None,
     ) -> RequestHandle:
         """Queue a prompt and return at once.
 
@@ -134,14 +135,18 @@ class SwarmEngine:
             persist: write prompt and answer to the disk, whatever the policy. The request ends
                 once they are there, and fails with SnapshotStorageError if they cannot be written.
             timeout_seconds: the request fails if it takes longer, waiting included.
+            marks: a character for each control token that shall be seen in the text, which they
+                are not by themselves. A lone surrogate is one that no other token can write. A
+                token that ends the answer is not written.
 
         Raises:
             ConfigurationError: `persist` without a folder or store for snapshots.
-            InvalidRequestError: an empty prompt, a token id outside the vocabulary, or a pin or a
-                cache_salt that is no string.
+            InvalidRequestError: an empty prompt, a token id outside the vocabulary, a pin or a
+                cache_salt that is no string, or a mark that is not one character.
             ContextBudgetError: prompt and max_tokens can never fit.
-            GrammarError: the grammar is too large or too deeply nested to be given to llama.cpp.
-                (One that does not parse fails the request instead.)
+            GrammarError: the grammar is too large or too deeply nested to be given to llama.cpp
+                (one that does not parse fails the request instead); or llguidance refuses the
+                guide, which is compiled here unless it is known.
             EngineClosedError: the engine is closed.
         """
         params = SamplingParams() if params is None else params
@@ -158,6 +163,13 @@ class SwarmEngine:
             raise InvalidRequestError(f"pin is a {type(pin).__name__}; give a string or None.")
         if params.grammar is not None:
             check_grammar(params.grammar)
+        if params.guide is not None:
+            self._loop.engine.guides.check(params.guide)
+        for token_id, mark in (marks or {}).items():
+            if not isinstance(mark, str) or len(mark) != 1:
+                raise InvalidRequestError(
+                    f"the mark of token {token_id} is {mark!r}; give one character."
+                )
         request = self._request(
             tokens,
             params,
@@ -167,6 +179,7 @@ class SwarmEngine:
             pin=pin,
             persist=persist,
             timeout_seconds=timeout_seconds,
+            marks=marks,
         )
         self._loop.submit(request)
         return RequestHandle(request, self._loop.cancel, self)

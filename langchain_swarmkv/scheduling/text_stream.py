@@ -25,6 +25,11 @@ class TextStream:
         """Take a token's bytes; return the text that is now certain. Sets `stopped`."""
         return self._release(self._decoder.decode(data))
 
+    def push_mark(self, mark: str) -> str:
+        """Take a character that no bytes make, after the bytes so far; as `push`."""
+        before = self._decoder.decode(b"", final=True)  # and is as new for what comes after
+        return self._release(before + mark)
+
     def finish(self) -> str:
         """Return what was held back. Call once, at the end of the answer."""
         if self.stopped:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from gguf import GGUFWriter, TokenType
 
@@ -50,6 +51,8 @@ class Vocabulary:
     texts: tuple[bytes, ...]
     """What each token adds to the text; empty for control tokens."""
     merges: tuple[str, ...] = ()
+    pre_tokenizer: str = "gpt-2"
+    """llama.cpp's name for how a byte-level vocabulary cuts text before merging."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,7 +63,7 @@ class Vocabulary:
         writer.add_token_list(list(self.tokens))
         writer.add_token_types([int(kind) for kind in self.types])
         if self.merges:
-            writer.add_tokenizer_pre("gpt-2")
+            writer.add_tokenizer_pre(self.pre_tokenizer)
             writer.add_token_merges(list(self.merges))
         else:
             writer.add_token_scores([-float(rank) for rank in range(len(self))])
@@ -78,32 +81,39 @@ def _spell_bytes() -> dict[int, int]:
 
 
 def byte_level(
-    *, control: Sequence[str] = CONTROL_TOKENS, user_defined: Sequence[str] = ()
+    *,
+    control: Sequence[str] = CONTROL_TOKENS,
+    user_defined: Sequence[str] = (),
+    merges: Sequence[tuple[bytes, bytes]] = tuple((a.encode(), b.encode()) for a, b in MERGES),
 ) -> Vocabulary:
     """Byte-level BPE, as of GPT-2."""
     spelling = _spell_bytes()
+    merged = [left + right for left, right in merges]
+
+    def spell(text: bytes) -> str:
+        return "".join(chr(spelling[byte]) for byte in text)
+
     return Vocabulary(
         algorithm="gpt2",
         tokens=(
             *(chr(spelling[byte]) for byte in range(256)),
             *control,
-            *(text.translate(spelling) for text in MERGED),
+            *map(spell, merged),
             *user_defined,
         ),
         types=(
             *[TokenType.NORMAL] * 256,
             *[TokenType.CONTROL] * len(control),
-            *[TokenType.NORMAL] * len(MERGED),
+            *[TokenType.NORMAL] * len(merged),
             *[TokenType.USER_DEFINED] * len(user_defined),
         ),
         texts=(
             *(bytes([byte]) for byte in range(256)),
             *[b""] * len(control),
-            *(text.encode() for text in (*MERGED, *user_defined)),
+            *merged,
+            *(text.encode() for text in user_defined),
         ),
-        merges=tuple(
-            f"{left.translate(spelling)} {right.translate(spelling)}" for left, right in MERGES
-        ),
+        merges=tuple(f"{spell(left)} {spell(right)}" for left, right in merges),
     )
 
 
@@ -137,3 +147,9 @@ def sentence_piece(*, user_defined: Sequence[str] = ()) -> Vocabulary:
 
 BYTE_LEVEL = byte_level()
 SENTENCE_PIECE = sentence_piece()
+
+TELLING = "aSs1\u00b2?'l \n\r\t\u4e2d\u0301"
+"""Characters of every kind that pre-tokenizers tell apart."""
+_TELLING_BYTES = [bytes([byte]) for byte in sorted(set(TELLING.encode()))]
+ALL_PAIRS = byte_level(merges=list(product(_TELLING_BYTES, repeat=2)))
+"""Any two neighbours of `TELLING` merge, unless the pre-tokenizer cuts between them."""

@@ -212,8 +212,9 @@ def test_a_call_sends_the_prompt_token_ids(make_engine: MakeEngine) -> None:
                 ToolMessage({"a": 1}, tool_call_id="1"),
                 ToolMessage([{"b": 2}], tool_call_id="lost"),
             ],
-            "assistant\n<|im_end|>\n<|im_start|>tool\n{'a': 1}<|im_end|>\n"
-            '<|im_start|>tool\n{"b": 2}',
+            'assistant\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+            "<|im_start|>user\n<tool_response>\n{'a': 1}\n</tool_response>\n"
+            '<tool_response>\n{"b": 2}\n</tool_response>',
         ),
     ],
 )

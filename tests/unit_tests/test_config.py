@@ -228,6 +228,8 @@ def test_a_grammar_decides_the_end() -> None:
     grammar = 'root ::= "a"'
     assert SamplingParams(grammar=grammar).grammar == grammar
     assert "contradicts" in refusal(SamplingParams, grammar=grammar, ignore_eos=True)
+    assert "contradicts" in refusal(SamplingParams, guide="start: /a/", ignore_eos=True)
+    assert "one of them" in refusal(SamplingParams, guide="start: /a/", grammar=grammar)
 
 
 def test_the_default_is_greedy_and_neutral() -> None:
@@ -247,6 +249,7 @@ def test_the_default_is_greedy_and_neutral() -> None:
         "stop": (),
         "logprobs": None,
         "grammar": None,
+        "guide": None,
         "ignore_eos": False,
     }
 

@@ -21,6 +21,7 @@ from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.errors import (
     EngineClosedError,
+    GrammarError,
     InvalidBatchError,
     InvalidRequestError,
     NoRoomError,
@@ -656,6 +657,52 @@ class EngineContract:
         for _ in range(2):
             with pytest.raises(InvalidRequestError, match="forbids every token"):
                 sampler.sample(29)
+        sampler.close()
+        assert self.draws(engine, 29, seed=1)
+
+    @pytest.mark.parametrize("temperature", [0.0, 5.0])
+    def test_a_guide_leaves_what_it_allows(self, engine: Engine, temperature: float) -> None:
+        """From rows and from kept logits, which stay as they are; then only the end may come."""
+        logits = append(engine, 0, DOCUMENT[:30])
+        kept = logits.copy()
+        params = SamplingParams(
+            guide="start: /[b-d]{40}/", temperature=temperature, logit_bias={ord("c"): -1e6}, seed=1
+        )
+        best = max(b"bd", key=lambda token: float(logits[token]))
+        for seen in (kept, None):
+            sampler = engine.create_sampler(params, DOCUMENT[:30])
+            tokens = [
+                sampler.sample(29) if seen is None else sampler.sample_from(seen) for _ in range(41)
+            ]
+            sampler.close()
+            assert set(tokens[:40]) == ({best} if temperature == 0 else {*b"bd"})
+            assert engine.tokenizer.is_end(tokens[40])
+        assert np.array_equal(engine.logits(29), logits)
+        assert np.array_equal(kept, logits)
+
+    def test_a_greedy_guide_takes_the_best_that_is_allowed(self, engine: Engine) -> None:
+        """Whether or not that is the best of all."""
+        logits = append(engine, 0, DOCUMENT[:30])
+        ranking = [int(i) for i in np.argsort(-logits) if chr(i).isalnum() and i < 128]
+        for best in ranking[:5]:
+            others = "".join(chr(i) for i in ranking[ranking.index(best) :])
+            sampler = engine.create_sampler(SamplingParams(guide=f"start: /[{others}]/"), [])
+            assert sampler.sample(29) == best
+            sampler.close()
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_guide_that_a_bias_contradicts_is_an_error(
+        self, engine: Engine, temperature: float
+    ) -> None:
+        """The request fails; the engine goes on."""
+        append(engine, 0, DOCUMENT[:30])
+        params = SamplingParams(
+            guide='start: "ab"', logit_bias={98: float("-inf")}, temperature=temperature
+        )
+        sampler = engine.create_sampler(params, [])
+        assert sampler.sample(29) == ord("a")
+        with pytest.raises(GrammarError, match="logit_bias"):
+            sampler.sample(29)
         sampler.close()
         assert self.draws(engine, 29, seed=1)
 

@@ -120,6 +120,27 @@ def test_a_grammar_needs_a_reply() -> None:
     assert FakeEngine(reply="yes").create_sampler(params, [65]).sample(0) == ord("y")
 
 
+def written(engine: FakeEngine, guide: str) -> str:
+    """The answer under a guide, up to its end."""
+    append(engine, 0, DOCUMENT[:20])
+    sampler = engine.create_sampler(SamplingParams(guide=guide), DOCUMENT[:20])
+    tokens = [sampler.sample(19)]
+    while tokens[-1] != END_ID:
+        tokens.append(sampler.sample(19))
+        assert len(tokens) < 100
+    return engine.tokenizer.decode(tokens)
+
+
+def test_a_reply_goes_on_wherever_its_guide_allows_it() -> None:
+    """What must stand in between is the guide's; after the reply the end comes when it may."""
+    around = 'start: "<" /[a-z]{0,3}/ "|" /[a-z]{0,3}/ ">"'
+    assert written(FakeEngine(reply="abc|xyz"), around) == "<abc|xyz>"
+    assert written(FakeEngine(reply="ab"), "start: /[a-z]*/") == "ab"
+    assert written(FakeEngine(reply=""), 'start: "yes"') == "yes"
+    assert written(FakeEngine(reply="\n" * 1000), "start: /[a-z\\n]{5}/") == "\n" * 5
+    assert written(FakeEngine(), 'start: "yes" | "no"') in ("yes", "no")
+
+
 def test_decoded_tokens_are_counted_once_each() -> None:
     """What a test of sharing looks at: forks and restores decode nothing."""
     engine = FakeEngine()

@@ -53,7 +53,8 @@ def test_the_plain_fallback_has_no_markup() -> None:
     )
     tokenizer = FakeTokenizer(chat_template=None)
     assert ChatTemplate(None, tokenizer).render(talk) == (
-        "Read.\n\nUser: hi\n\nAssistant: hello\n\nResult: 42\n\nUser: bye\n\nAssistant:"
+        "Read.\n\nUser: hi\n\nAssistant: hello\n\n"
+        "User: <tool_response>\n42\n</tool_response>\n\nUser: bye\n\nAssistant:"
     )
 
 

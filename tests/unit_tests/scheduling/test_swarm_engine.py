@@ -21,7 +21,7 @@ import pytest
 
 from langchain_swarmkv.config import EngineConfig, SamplingParams
 from langchain_swarmkv.engine.contract import Batch
-from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.engine.fake import END_ID, START_ID, FakeEngine
 from langchain_swarmkv.errors import (
     ConfigurationError,
     ContextBudgetError,
@@ -284,14 +284,48 @@ def test_token_ids_may_be_any_integers(engine: SwarmEngine) -> None:
         assert answer_of(engine.submit(tokens, SHORT).result(WAIT_SECONDS)) == expected
 
 
+def test_a_guide_decides_what_an_answer_is() -> None:
+    """The model writes its newlines wherever it may, and the numbers are those before the guide."""
+    guide = 'start: "{" /\\s{0,3}/ "a" /\\s{0,3}/ "}"'
+    with open_swarm(FakeEngine(reply="\n" * 100)) as engine:
+        params = SamplingParams(guide=guide, logprobs=1)
+        result = engine.submit([1, 2], params).result(WAIT_SECONDS)
+        again = engine.submit([1, 2], params).result(WAIT_SECONDS)
+    assert result.text == again.text == "{\n\n\na\n\n\n}"
+    assert result.finish_reason == "stop"
+    assert all(told.top[0][1] >= told.logprob for told in result.logprobs)
+    assert any(told.top[0][0] != told.token_id for told in result.logprobs)
+
+
+def test_marks_show_control_tokens_in_the_text() -> None:
+    """At their places, in chunks and result; one that ends the answer is not written."""
+    guide = "start: /[a]é/ <|im_start|> /b/ <|im_start|>"
+    marks = {START_ID: "\ud800", END_ID: "\ud801"}
+    with open_swarm(FakeEngine()) as engine:
+        params = SamplingParams(guide=guide)
+        plain = engine.submit([1, 2], params).result(WAIT_SECONDS)
+        handle = engine.submit([1, 2], params, marks=marks)
+        assert "".join(chunk.text for chunk in handle) == "aé\ud800b\ud800"
+        marked = handle.result(WAIT_SECONDS)
+    assert plain.text == "aéb"
+    assert marked.text == "aé\ud800b\ud800"
+    assert marked.token_ids == plain.token_ids
+    assert marked.finish_reason == "stop"
+
+
 def test_other_wrong_arguments_are_refused_at_once(engine: SwarmEngine) -> None:
-    """A deadline that is no time; a grammar that llama.cpp must not see; a negative store."""
+    """A deadline that is no time; grammars, guides and marks that are none; a negative store."""
     for seconds in (0, -1.0, math.nan):
         with pytest.raises(InvalidRequestError, match="timeout_seconds"):
             engine.submit([1], timeout_seconds=seconds)
     nested = "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000
     with pytest.raises(GrammarError):
         engine.submit([1], SamplingParams(grammar=nested))
+    with pytest.raises(GrammarError, match="unknown name"):
+        engine.submit([1], SamplingParams(guide="start: missing"))
+    for mark in ("", "ab", 3):
+        with pytest.raises(InvalidRequestError, match="mark of token 257"):
+            engine.submit([1], marks={257: mark})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="snapshot_memory_bytes=-1"):
         SwarmEngine(FakeEngine(), snapshot_memory_bytes=-1)
     assert_usable(engine)

@@ -91,6 +91,26 @@ def test_any_bytes_give_the_text_of_the_whole(data: bytes, draw: st.DataObject) 
     assert not stopped
 
 
+def test_a_mark_stands_where_its_token_came() -> None:
+    """After an unfinished character before it, and without disturbing the next."""
+    stream = TextStream()
+    text = stream.push(b"a\xc3") + stream.push_mark("\ud800") + stream.push("é".encode())
+    assert text + stream.finish() == "a\ufffd\ud800é"
+
+
+def test_a_mark_waits_behind_what_is_held_back() -> None:
+    """A stop string may break off at a mark, or go through one that it names."""
+    stream = TextStream(("DEF",))
+    assert [stream.push(b"xDE"), stream.push_mark("\ud800"), stream.finish()] == [
+        "x",
+        "DE\ud800",
+        "",
+    ]
+    stream = TextStream(("E\ud800F",))
+    assert stream.push(b"xE") + stream.push_mark("\ud800") + stream.push(b"F") == "x"
+    assert stream.stopped
+
+
 # Few letters, so that stop strings begin, break off and complete often.
 LETTERS = st.text(alphabet="abé", max_size=16)
 

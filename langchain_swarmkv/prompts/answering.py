@@ -1,0 +1,93 @@
+"""An answer on its way: the request that makes it, and what its text turns into."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from types import TracebackType
+
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from typing_extensions import Self
+
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.prompts.answer_parser import AnswerParser
+from langchain_swarmkv.prompts.answer_parts import AnswerPart, CallEnd, ReasoningPart
+from langchain_swarmkv.prompts.answers import PartChunks, finished_message, last_chunk
+from langchain_swarmkv.scheduling.request import RequestHandle, RequestResult
+
+__all__ = ["Answering"]
+
+
+class Answering:
+    """One answer. Read its chunks once; leaving its block cancels the request.
+
+    Args:
+        handle: the request.
+        parser: of the model's way to write.
+        model_name: for the answer's metadata.
+        tokenizer: spells out tokens, where log probabilities are asked for.
+    """
+
+    def __init__(
+        self, handle: RequestHandle, parser: AnswerParser, model_name: str, tokenizer: Tokenizer
+    ) -> None:
+        self.handle = handle
+        self._parser = parser
+        self._model_name = model_name
+        self._tokenizer = tokenizer
+        self._part_chunks = PartChunks()
+        self._parts: list[AnswerPart] = []
+        self._may_think = True
+        self._num_thought_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.handle.cancel()
+
+    def chunks(self) -> Iterator[ChatGenerationChunk]:
+        """The chunks as they come; the last has no text, but usage and metadata."""
+        for piece in self.handle:
+            yield from self._take(self._parser.push(piece.text), len(piece.token_ids))
+        yield from self._take(self._parser.finish())
+        yield self._last(self.handle.result())
+
+    async def achunks(self) -> AsyncGenerator[ChatGenerationChunk]:
+        """Like `chunks`, on any event loop."""
+        async for piece in self.handle:
+            for chunk in self._take(self._parser.push(piece.text), len(piece.token_ids)):
+                yield chunk
+        for chunk in self._take(self._parser.finish()):
+            yield chunk
+        yield self._last(await self.handle.aresult())
+
+    def _take(self, parts: list[AnswerPart], num_tokens: int = 0) -> list[ChatGenerationChunk]:
+        self._parts += parts
+        # Thoughts come first: what was written before anything else is theirs, tags included.
+        self._may_think = self._may_think and all(isinstance(p, ReasoningPart) for p in parts)
+        if self._may_think:
+            self._num_thought_tokens += num_tokens
+        return self._part_chunks.chunks(parts)
+
+    def _last(self, result: RequestResult) -> ChatGenerationChunk:
+        has_thoughts = bool(self._parts) and isinstance(self._parts[0], ReasoningPart)
+        return last_chunk(
+            result,
+            self._model_name,
+            self._tokenizer,
+            has_calls=any(isinstance(part, CallEnd) for part in self._parts),
+            num_reasoning_tokens=self._num_thought_tokens if has_thoughts else None,
+        )
+
+    def result(self) -> ChatResult:
+        """The whole answer, once its last chunk was read."""
+        last = self._last(self.handle.result()).message
+        assert isinstance(last, AIMessageChunk)
+        message = finished_message(self._parts, last)
+        return ChatResult(generations=[ChatGeneration(message=message)])

@@ -1,0 +1,167 @@
+"""Schemas of answers: from what users give to JSON schemas, and from JSON back to objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.utils.function_calling import convert_to_json_schema
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from typing_extensions import is_typeddict
+
+from langchain_swarmkv.errors import ConfigurationError
+
+__all__ = ["OutputSchema", "is_recursive", "output_schema"]
+
+
+@dataclass(frozen=True)
+class OutputSchema:
+    """What an answer must be."""
+
+    name: str
+    description: str
+    json_schema: dict[str, Any]
+    validate: Callable[[Any], Any]
+    """Makes the object that the user gets from parsed JSON; raises ValueError."""
+    is_dict: bool
+    """Whether users get a plain dict, of which parts can be shown while it grows."""
+    shown: dict[str, Any]
+    """The schema as LangChain shows it in traces."""
+
+    def call_options(self, method: str, strict: bool | None = None) -> dict[str, Any]:
+        """The options of a call that asks for it."""
+        if method == "json_mode":
+            return {"response_format": {"type": "json_object"}}
+        flag = {} if strict is None else {"strict": strict}
+        if method == "json_schema":
+            body = {"name": self.name, "schema": self.json_schema, **flag}
+            return {"response_format": {"type": "json_schema", "json_schema": body}}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.json_schema,
+            **flag,
+        }
+        return {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": self.name,
+            "parallel_tool_calls": False,
+        }
+
+
+def output_schema(schema: Mapping[str, Any] | type) -> OutputSchema:
+    """Read a pydantic class (v2 or v1), a TypedDict, a dataclass, or a dict.
+
+    A dict is a JSON schema, or the schema of an OpenAI function or tool.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    try:
+        found = _read(schema)
+        json.dumps(found.json_schema)
+    except (PydanticUserError, TypeError, ValueError, NameError) as error:
+        raise ConfigurationError(f"{schema!r} has no JSON schema: {error}") from error
+    return replace(
+        found, name=re.sub(r"[^a-zA-Z0-9_-]", "_", found.name), shown=_shown(schema, found)
+    )
+
+
+def _shown(schema: Mapping[str, Any] | type, found: OutputSchema) -> dict[str, Any]:
+    try:
+        return convert_to_json_schema(schema)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return found.json_schema
+
+
+def _read(schema: Mapping[str, Any] | type) -> OutputSchema:
+    if isinstance(schema, Mapping):
+        return _from_dict(schema)
+    if not isinstance(schema, type):
+        raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
+    if issubclass(schema, BaseModel):
+        return _of(schema, schema.model_json_schema(), schema.model_validate, is_dict=False)
+    if hasattr(schema, "__fields__") and hasattr(schema, "parse_obj"):  # pydantic.v1
+        version_1: Any = schema
+        return _of(schema, version_1.schema(), version_1.parse_obj, is_dict=False)
+    if dataclasses.is_dataclass(schema):
+        adapter = TypeAdapter[Any](schema)
+        return _of(schema, adapter.json_schema(), adapter.validate_python, is_dict=False)
+    if is_typeddict(schema):
+        return _of(schema, _typed_dict_schema(schema), _same, is_dict=True)
+    raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
+
+
+def _of(
+    schema: type, json_schema: dict[str, Any], validate: Callable[[Any], Any], *, is_dict: bool
+) -> OutputSchema:
+    description = json_schema.get("description") or ""
+    return OutputSchema(schema.__name__, description, json_schema, validate, is_dict, {})
+
+
+def _typed_dict_schema(schema: type) -> dict[str, Any]:
+    whole = TypeAdapter[Any](schema).json_schema()
+    if is_recursive(whole):
+        return whole
+    try:
+        # LangChain reads descriptions and defaults from Annotated[type, default, "description"].
+        return convert_to_json_schema(schema)
+    except TypeError:
+        return whole  # it does not know NotRequired
+
+
+def _from_dict(schema: Mapping[str, Any]) -> OutputSchema:
+    inner = schema.get("function") if schema.get("type") == "function" else schema
+    if isinstance(inner, Mapping) and "name" in inner and "parameters" in inner:
+        name, body = str(inner["name"]), dict(inner["parameters"])
+        description = str(inner.get("description") or "")
+    else:
+        body = dict(schema)
+        name = str(body.get("title") or "answer")
+        description = str(body.get("description") or "")
+    return OutputSchema(name, description, body, _same, is_dict=True, shown={})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def is_recursive(schema: Mapping[str, Any]) -> bool:
+    """Whether a definition of the schema refers to itself, directly or by way of others."""
+    definitions = schema.get("$defs") or schema.get("definitions") or {}
+    if not isinstance(definitions, Mapping):
+        return False
+    references = {name: _references(body) for name, body in definitions.items()}
+    references[""] = _references({k: v for k, v in schema.items() if v is not definitions})
+    return any(_reaches(references, name, name) for name in references)
+
+
+def _references(body: Any) -> set[str]:
+    """Names of the definitions that a part refers to; "" is the whole schema."""
+    found, to_read = set(), [body]
+    while to_read:
+        part = to_read.pop()
+        if isinstance(part, Mapping):
+            reference = part.get("$ref")
+            if isinstance(reference, str):
+                found.add("" if reference == "#" else reference.rsplit("/", 1)[-1])
+            to_read += part.values()
+        elif isinstance(part, (list, tuple)):
+            to_read += part
+    return found
+
+
+def _reaches(references: Mapping[str, set[str]], start: str, goal: str) -> bool:
+    seen, to_visit = set(), [start]
+    while to_visit:
+        for name in references.get(to_visit.pop(), ()):
+            if name == goal:
+                return True
+            if name not in seen:
+                seen.add(name)
+                to_visit.append(name)
+    return False

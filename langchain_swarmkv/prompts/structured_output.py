@@ -1,0 +1,114 @@
+"""From an answer to the object that was asked for, or an error that says why there is none."""
+
+from __future__ import annotations
+
+import json
+from operator import itemgetter
+from typing import Any
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.json import parse_partial_json
+from pydantic import ConfigDict
+from typing_extensions import override
+
+from langchain_swarmkv.errors import AnswerError
+from langchain_swarmkv.prompts.langchain_errors import CutAnswerError, UnfitAnswerError
+from langchain_swarmkv.prompts.schema import OutputSchema
+
+__all__ = ["AnswerObjectParser", "answer_object", "structured"]
+
+
+class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
+    """Makes the object of an answer, and never one of an answer that was cut.
+
+    In a stream, dicts grow as their text comes in; other objects are made once, at the end.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    answer_schema: OutputSchema
+    tool_name: str | None = None
+    """Take the arguments of this tool's call; None: the answer's text."""
+
+    @override
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        generation = result[0]
+        if not isinstance(generation, ChatGeneration) or not isinstance(
+            generation.message, AIMessage
+        ):
+            raise UnfitAnswerError("An object is made of a chat model's answer only.", text="")
+        message: AIMessage = generation.message
+        reason = message.response_metadata.get("finish_reason")
+        # In a stream, only the last piece says why the answer ended.
+        if partial and reason is None:
+            return self._so_far(message) if self.answer_schema.is_dict else None
+        text = self._text(message)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._no_json(text, message, error) from error
+        try:
+            return self.answer_schema.validate(value)
+        except ValueError as error:
+            raise self._unfit(text, error) from error
+
+    def _no_json(self, text: str, message: AIMessage, error: Exception) -> AnswerError:
+        if message.response_metadata.get("finish_reason") != "length":
+            return self._unfit(text, error)
+        num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else None
+        return CutAnswerError(
+            f"The token limit cut the answer after {num_tokens} tokens, before the object "
+            f"{self.answer_schema.name!r} was whole. Raise max_tokens, or ask for less.",
+            text=text,
+            num_output_tokens=num_tokens,
+        )
+
+    def _unfit(self, text: str, error: Exception) -> AnswerError:
+        return UnfitAnswerError(f"The answer is no {self.answer_schema.name!r}: {error}", text=text)
+
+    @override
+    def parse(self, text: str) -> Any:
+        return self.parse_result([Generation(text=text)])
+
+    def _text(self, message: AIMessage) -> str:
+        if self.tool_name is None:
+            return str(message.text)
+        for call in message.tool_calls:
+            if call["name"] == self.tool_name:
+                return json.dumps(call["args"])
+        return "\n".join(str(call["args"]) for call in message.invalid_tool_calls)
+
+    def _so_far(self, message: AIMessage) -> Any:
+        try:
+            found = parse_partial_json(self._text(message))
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def answer_object(message: AIMessage, schema: OutputSchema) -> Any:
+    """The object of a whole answer.
+
+    Raises:
+        TruncatedAnswerError: the token limit cut it.
+        AnswerError: it does not validate.
+    """
+    parser = AnswerObjectParser(answer_schema=schema)
+    return parser.parse_result([ChatGeneration(message=message)])
+
+
+def structured(
+    llm: Runnable[LanguageModelInput, AIMessage], parser: AnswerObjectParser, *, include_raw: bool
+) -> Runnable[LanguageModelInput, Any]:
+    """The model with the parser behind it; with `include_raw` as LangChain's dict of three."""
+    if not include_raw:
+        return llm | parser
+    parsed = RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+    )
+    unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")

@@ -1,0 +1,191 @@
+"""Tools as a model is told of them, and which of them an answer must call.
+
+A tool is kept as OpenAI's function dict, which chat templates read: `{"type": "function",
+"function": {"name", "description", "parameters"}}`, with JSON schema as parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.tools import BaseTool
+from langchain_core.tools.base import create_schema_from_function
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
+
+from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.prompts.schema import is_recursive
+
+__all__ = [
+    "Tool",
+    "ToolChoice",
+    "ToolLike",
+    "Tools",
+    "map_tool",
+    "openai_tools",
+    "tool_choice",
+]
+
+ToolLike: TypeAlias = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
+Tool: TypeAlias = dict[str, Any]
+
+_TYPE_NAMES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_FIXED_KEYS = frozenset({"name", "description", "parameters", "properties", "required", "type"})
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether an answer calls tools.
+
+    `mode` is "auto" (as the model likes), "none" or "required"; with "required", `name` may say
+    which tool.
+    """
+
+    mode: Literal["auto", "none", "required"]
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """All that one call says of tools."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice = ToolChoice("auto")
+    parallel: bool = True
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the prompt tells of."""
+        return list(self.tools)
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if self.choice.mode == "none":
+            return []
+        name = self.choice.name
+        return [t for t in self.tools if name is None or t["function"]["name"] == name]
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether calls are held to the tools' schemas: unless one was bound with strict=False."""
+        return all(tool["function"].get("strict") is not False for tool in self.callable)
+
+
+def openai_tools(tools: Sequence[ToolLike], *, strict: bool | None = None) -> list[Tool]:
+    """Whatever LangChain takes as tools, as OpenAI's dicts.
+
+    Raises:
+        ConfigurationError: one is no function tool, or two different ones have one name.
+    """
+    by_name: dict[str, Tool] = {}
+    for converted in (_openai_tool(tool, strict) for tool in tools):
+        name = converted["function"]["name"]
+        known = by_name.setdefault(name, converted)
+        if _parameter_names(known) != _parameter_names(converted):
+            raise ConfigurationError(f"Two tools are named {name!r}; give each its own name.")
+    return list(by_name.values())
+
+
+def _parameter_names(tool: Tool) -> set[str]:
+    return set(tool["function"]["parameters"].get("properties", ()))
+
+
+def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
+    try:
+        converted = convert_to_openai_tool(tool)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
+    function = converted.get("function")
+    if converted.get("type") != "function" or not isinstance(function, dict):
+        raise ConfigurationError(
+            f"A tool of type {converted.get('type')!r} runs at a provider; a local model takes "
+            "function tools: pydantic classes, functions, LangChain tools or their dicts."
+        )
+    if not function.get("name") or not isinstance(function["name"], str):
+        raise ConfigurationError(f"A tool has no name: {tool!r}.")
+    parameters = _whole_parameters(tool) or function.get("parameters") or _NO_PARAMETERS
+    function = {"description": "", **function, "parameters": parameters}
+    if strict is not None:
+        function["strict"] = strict
+    return {"type": "function", "function": function}
+
+
+def _whole_parameters(tool: ToolLike) -> dict[str, Any] | None:
+    """The parameters' schema where LangChain's own conversion cuts recursion short."""
+    model: Any = tool
+    if isinstance(tool, BaseTool):
+        model = tool.tool_call_schema
+    elif callable(tool) and not isinstance(tool, type):
+        model = create_schema_from_function(
+            "parameters", tool, parse_docstring=True, error_on_invalid_docstring=False
+        )
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return None
+    schema = model.model_json_schema()
+    if not is_recursive(schema):
+        return None
+    return {key: value for key, value in schema.items() if key not in ("title", "description")}
+
+
+def map_tool(tool: Tool, change: Callable[[str], str]) -> Tool:
+    """A copy in which every string that came from outside is changed."""
+    return {**tool, "function": _map_strings(tool["function"], change)}
+
+
+def _map_strings(value: Any, change: Callable[[str], str], key: object = None) -> Any:
+    if isinstance(value, str):
+        # Templates compare the types' names.
+        return value if key == "type" and value in _TYPE_NAMES else change(value)
+    if isinstance(value, Mapping):
+        return {
+            k if k in _FIXED_KEYS else change(k): _map_strings(v, change, k)
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_map_strings(item, change, key) for item in value]
+    return value
+
+
+def tool_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
+    """What LangChain's and OpenAI's ways to choose mean.
+
+    None, False and "auto"; "none"; "any", "required" and True; a tool's name;
+    `{"type": "function", "function": {"name": ...}}`, `{"type": "tool", "name": ...}`,
+    `{"type": "auto"}` and so on.
+
+    Raises:
+        ConfigurationError: no such tool, or none at all to require.
+    """
+    choice = _read_choice(given)
+    names = [tool["function"]["name"] for tool in tools]
+    if choice.name is not None and choice.name not in names:
+        raise ConfigurationError(
+            f"tool_choice names {choice.name!r}, but the tools are {', '.join(names) or 'none'}.",
+            tool_choice=choice.name,
+        )
+    if choice.mode == "required" and not names:
+        raise ConfigurationError("tool_choice requires a call, but there are no tools.")
+    return choice
+
+
+def _read_choice(given: object) -> ToolChoice:
+    if isinstance(given, Mapping):
+        function = given.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else given.get("name")
+        given = name if isinstance(name, str) else given.get("type")
+    if given is None or given is False or given == "auto":
+        return ToolChoice("auto")
+    if given is True or given in ("any", "required"):
+        return ToolChoice("required")
+    if given == "none":
+        return ToolChoice("none")
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f"tool_choice={given!r}: use None, 'auto', 'none', 'any', 'required', a tool's name, "
+            "or OpenAI's dict."
+        )
+    return ToolChoice("required", given)
