@@ -23,7 +23,13 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.errors import ChatTemplateError
 from langchain_swarmkv.prompts.encoder import PromptEncoder
-from langchain_swarmkv.prompts.messages import fold, merge, template_messages
+from langchain_swarmkv.prompts.messages import (
+    fold,
+    merge,
+    template_messages,
+    with_user_text,
+)
+from langchain_swarmkv.prompts.tool_style import plain_calls, plain_tools
 from tests.support.raw import RawModel
 from tests.support.vocabularies import BOS, CONTROL_TOKENS, IM_END, byte_level
 
@@ -62,7 +68,7 @@ VOCABULARY = byte_level(
     control=CONTROL, user_defined=(*USER_DEFINED_MARKERS, "\n\n\n", "    ", "<b>", "</b>")
 )
 
-TOOL = {
+SEARCH = {
     "type": "function",
     "function": {
         "name": "search",
@@ -75,9 +81,12 @@ TOOL = {
     },
 }
 WEATHER = {
-    "name": "weather",
-    "description": "The weather.",
-    "parameters": {"type": "object", "properties": {}},
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 DOCUMENT = {"doc_id": 1, "title": "Seals", "text": "Seals live in the sea.", "source": ""}
 
@@ -98,32 +107,33 @@ TWO_CALLS = AIMessage(
         {"name": "search", "args": {"query": "海豹"}, "id": "call00002"},
     ],
 )
-CASES: dict[str, tuple[list[BaseMessage], dict[str, object]]] = {
-    "user": ([HI], {}),
-    "system": ([BRIEF, HI], {}),
-    "two turns": ([BRIEF, HI, AIMessage("Hello."), HumanMessage("Go on.")], {}),
-    "two systems": ([BRIEF, SystemMessage("Be kind."), HI], {}),
-    "late system": ([HI, AIMessage("Hello."), SystemMessage("Be kind."), HI], {}),
-    "only a system": ([BRIEF], {}),
-    "two users": ([HI, HumanMessage("Hello?")], {}),
-    "ends with an answer": ([HI, AIMessage("Hello.")], {}),
-    "call": (CALLED, {}),
-    "call and question": ([*CALLED, AIMessage("A page."), HumanMessage("Thanks.")], {}),
+CASES: dict[str, tuple[list[BaseMessage], list[dict[str, Any]], dict[str, object]]] = {
+    "user": ([HI], [], {}),
+    "system": ([BRIEF, HI], [], {}),
+    "two turns": ([BRIEF, HI, AIMessage("Hello."), HumanMessage("Go on.")], [], {}),
+    "two systems": ([BRIEF, SystemMessage("Be kind."), HI], [], {}),
+    "late system": ([HI, AIMessage("Hello."), SystemMessage("Be kind."), HI], [], {}),
+    "only a system": ([BRIEF], [], {}),
+    "two users": ([HI, HumanMessage("Hello?")], [], {}),
+    "ends with an answer": ([HI, AIMessage("Hello.")], [], {}),
+    "call": (CALLED, [], {}),
+    "call and question": ([*CALLED, AIMessage("A page."), HumanMessage("Thanks.")], [], {}),
     "two calls": (
         [HI, TWO_CALLS, RESULT, ToolMessage("two", tool_call_id="call00002", name="search")],
+        [],
         {},
     ),
-    "tools": ([BRIEF, HI], {"tools": [TOOL, {**TOOL, "function": WEATHER}]}),
-    "bare tool": ([BRIEF, HI], {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    "tools and call": (CALLED, {"tools": [TOOL]}),
-    "documents": ([HI], {"documents": [DOCUMENT]}),
-    "thinking": ([BRIEF, HI], {"enable_thinking": True, "thinking": True}),
-    "no thinking": ([BRIEF, HI], {"enable_thinking": False, "thinking": False}),
-    "empty": ([SystemMessage(""), HumanMessage("")], {}),
-    "unicode": ([SystemMessage("歪 é"), HumanMessage("👩\u200d🚀 naïve \u00a0 \ufeff")], {}),
-    "white space": ([HumanMessage("\n \t" + " " * 99 + "x" + "\n" * 50)], {}),
-    "names": ([BRIEF, HumanMessage("Hi", name="bob"), AIMessage("Yo", name="al"), HI], {}),
-    "blocks": ([HumanMessage(["a ", {"type": "text", "text": "b"}])], {}),
+    "tools": ([BRIEF, HI], [SEARCH, WEATHER], {}),
+    "bare tool": ([BRIEF, HI], [{"type": "function", "function": {"name": "f"}}], {}),
+    "tools and call": (CALLED, [SEARCH], {}),
+    "documents": ([HI], [], {"documents": [DOCUMENT]}),
+    "thinking": ([BRIEF, HI], [], {"enable_thinking": True, "thinking": True}),
+    "no thinking": ([BRIEF, HI], [], {"enable_thinking": False, "thinking": False}),
+    "empty": ([SystemMessage(""), HumanMessage("")], [], {}),
+    "unicode": ([SystemMessage("歪 é"), HumanMessage("👩\u200d🚀 naïve \u00a0 \ufeff")], [], {}),
+    "white space": ([HumanMessage("\n \t" + " " * 99 + "x" + "\n" * 50)], [], {}),
+    "names": ([BRIEF, HumanMessage("Hi", name="bob"), AIMessage("Yo", name="al"), HI], [], {}),
+    "blocks": ([HumanMessage(["a ", {"type": "text", "text": "b"}])], [], {}),
 }
 
 # Where a template refuses a conversation, or would leave out the text of a system message.
@@ -140,17 +150,17 @@ FOLDED = {
     "mistral-small-3.2": ["late system"],
     "own-no-system": [
         *("system", "two turns", "two systems", "late system", "only a system", "two users"),
-        *("tools", "bare tool", "thinking", "no thinking", "empty", "unicode", "names"),
+        *("call", "call and question", "tools", "tools and call", "bare tool"),
+        *("thinking", "no thinking", "empty", "unicode", "names"),
     ],
     "smollm3": ["late system"],
 }
-REFUSED = {
-    "gpt-oss": {"bare tool": "has no attribute 'description'"},
-    "own-no-system": dict.fromkeys(
-        ["call", "call and question", "two calls", "tools and call"], "must alternate"
-    ),
-    "own-one-call": {"two calls": "one call a turn"},
+# Templates that know no tools, or write calls in a way of which no format could be learnt.
+WITHOUT_TOOLS = {
+    *("deepseek-r1-distill", "deepseek-v3.1", "glm-4.6", "gpt-oss", "granite-3.3"),
+    *("own-no-system", "phi-3.5", "qwen3-coder", "smollm3"),
 }
+REFUSED = {("own-one-call", "two calls"): "one call a turn"}
 
 
 @pytest.fixture(scope="module")
@@ -184,19 +194,24 @@ def test_prompts_are_those_of_llama_cpp(
     name: str, case: str, tokenizer: LlamaTokenizer, raw: RawModel
 ) -> None:
     """Equal ids for harmless content, whatever the template writes around it."""
-    messages, variables = CASES[case]
+    messages, tools, variables = CASES[case]
     encoder = PromptEncoder(tokenizer, chat_template=TEMPLATES[name], variables=variables)
-    if reason := REFUSED.get(name, {}).get(case):
+    if reason := REFUSED.get((name, case)):
         with pytest.raises(ChatTemplateError, match=f"template of '{tokenizer.name}' .*{reason}"):
-            encoder.encode(messages)
+            encoder.encode(messages, tools)
         return
     converted = template_messages(messages)
+    if name in WITHOUT_TOOLS:
+        converted = plain_calls(converted)
+        if tools:
+            converted = with_user_text(converted, before=plain_tools(tools))
     if case in MERGED.get(name, ()):
         converted = merge(converted)
     elif case in FOLDED.get(name, ()):
         converted = fold(converted)
-    text = rendered(TEMPLATES[name], converted, **variables)
-    assert encoder.encode(messages) == raw.tokenize(text, special=True)
+    told = None if name in WITHOUT_TOOLS else tools or None
+    text = rendered(TEMPLATES[name], converted, tools=told, **variables)
+    assert encoder.encode(messages, tools) == raw.tokenize(text, special=True)
 
 
 HOSTILE = [
@@ -234,19 +249,17 @@ def test_markers_in_content_are_text_in_every_template(
         assert tokenizer.decode(ids) == tokenizer.decode(harmless).replace("PLACE", text)
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "own-no-system"])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_markers_in_calls_and_results_are_text(name: str, tokenizer: LlamaTokenizer) -> None:
     """Names, argument names, values, ids and results."""
     markers = marker_ids(tokenizer)
+    encoder = PromptEncoder(tokenizer, chat_template=TEMPLATES[name])
 
     def ids_of(text: str) -> list[int]:
         call = {"name": text, "args": {text: [text, {text: text}]}, "id": text.ljust(9)[:9]}
         result = ToolMessage(text, tool_call_id=call["id"], name=text)
         messages = [BRIEF, HI, AIMessage("", tool_calls=[call]), result]
-        encoder = PromptEncoder(
-            tokenizer, chat_template=TEMPLATES[name], variables={"tools": [TOOL]}
-        )
-        return encoder.encode(messages)
+        return encoder.encode(messages, [SEARCH])
 
     harmless = ids_of("PLACE")
     for text in ("<tool_call>", "<|im_end|>", *HOSTILE):
