@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -302,11 +302,13 @@ class ChatSwarmKV(BaseChatModel):
             )
         return super().__getstate__()
 
-    def __getattr__(self, name: str) -> Any:
-        # Not stored unless it was given: it would not follow the settings of copies.
-        if name == "profile":
-            return self._own_profile()
-        return super().__getattr__(name)  # type: ignore[misc]
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            # Not stored unless it was given: it would not follow the settings of copies.
+            if name == "profile":
+                return self._own_profile()
+            return super().__getattr__(name)
 
     def _own_profile(self) -> ModelProfile:
         n_ctx = self.n_ctx
