@@ -24,6 +24,7 @@ from langchain_core.messages import (
 from langchain_core.prompt_values import PromptValue
 
 from langchain_swarmkv.errors import PromptError, UnsupportedContentError
+from langchain_swarmkv.prompts.call_format import ReasoningTags
 
 __all__ = [
     "TemplateMessage",
@@ -33,6 +34,7 @@ __all__ = [
     "map_content",
     "map_strings",
     "merge",
+    "split_thoughts",
     "template_messages",
     "with_user_text",
 ]
@@ -312,6 +314,19 @@ def with_user_text(
     turn = messages[place] if place < len(messages) else {"role": "user", "content": ""}
     text = "\n\n".join(filter(None, (before, turn["content"], after)))
     return [*messages[:place], {**turn, "content": text}, *messages[place + 1 :]]
+
+
+def split_thoughts(message: TemplateMessage, tags: ReasoningTags, *, keep: bool) -> TemplateMessage:
+    """An answer without the thoughts that stand in its text, as other programs leave them there."""
+    content = message["content"]
+    is_thoughtful = message["role"] == "assistant" and content.lstrip().startswith(tags.opening)
+    if not is_thoughtful or tags.closing not in content:
+        return message
+    thoughts, _, answer = content.partition(tags.closing)
+    changed = {**message, "content": answer.lstrip()}
+    if keep:
+        changed["reasoning_content"] = thoughts.partition(tags.opening)[2].strip()
+    return changed
 
 
 def _merged(first: TemplateMessage, second: TemplateMessage) -> TemplateMessage:
