@@ -329,9 +329,9 @@ class ChatSwarmKV(BaseChatModel):
             image_outputs=False,
             audio_outputs=False,
             video_outputs=False,
-            tool_calling=False,
-            tool_choice=False,
-            structured_output=False,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
             attachment=False,
             temperature=True,
         )

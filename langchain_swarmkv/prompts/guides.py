@@ -181,4 +181,4 @@ def _regex(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps(held_schema(schema), ensure_ascii=False)
+    return f"%json {json.dumps(held_schema(schema), ensure_ascii=False)}"
