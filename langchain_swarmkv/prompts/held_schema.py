@@ -5,7 +5,7 @@ read in another way than JSON schema and Python do, is refused here, or said in 
 
     objects    get no properties but their own, unless the schema says so: models like to add some
     formats    dates and times become patterns that know no 30th of February; unknown ones refused
-    patterns   what dialects of regular expressions read differently (`\S`, `[a&&b]`, `(?i)`) refused
+    patterns   what dialects of regular expressions read differently (`\S`, `[a&&b]`) refused
     numbers    beyond 2^53, where neighbours look alike, refused
     keys       minProperties > 1 refused, as a key may come twice
     contents   contentSchema, contentEncoding and contentMediaType refused
