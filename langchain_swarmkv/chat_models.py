@@ -756,6 +756,7 @@ class ChatSwarmKV(BaseChatModel):
             **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "keep_reasoning": self.keep_reasoning,
             # Traces and caches get to see these parameters, and a salt is a secret.
             "cache_salt": hashlib.sha256(salt).hexdigest(),
         }

@@ -27,7 +27,28 @@ from tests.unit_tests.chat_support import chat
 QUESTION = HumanMessage("Why?")
 TALK: list[BaseMessage] = [document_message("A document. " * 5, "Read."), QUESTION]
 
+def _tool(name: str, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in parameters.items()}
+    body = {"name": name, "parameters": {"type": "object", "properties": properties}}
+    return {"type": "function", "function": body}
+
+
+def _json_schema(kind: str) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": kind}}}
+
+
 CALLS: list[dict[str, Any]] = [
+    {"guide": "start: /[a-z]+/"},
+    {"tools": [_tool("f")]},
+    {"tools": [_tool("f", a="integer")]},
+    {"tools": [_tool("f"), _tool("g")]},
+    {"tools": [_tool("f"), _tool("g")], "tool_choice": "none"},
+    {"tools": [_tool("f"), _tool("g")], "tool_choice": "any"},
+    {"tools": [_tool("f"), _tool("g")], "tool_choice": "g"},
+    {"tools": [_tool("f"), _tool("g")], "parallel_tool_calls": False},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": _json_schema("object")},
+    {"response_format": _json_schema("integer")},
     {},
     {"temperature": 1.0},
     {"temperature": 1.0, "seed": 1},
@@ -57,6 +78,8 @@ OBJECTS: list[dict[str, Any]] = [
     {"grammar": "root ::= [0-9]+"},
     {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
     {"chat_template_kwargs": {"enable_thinking": False}},
+    {"keep_reasoning": True},
+    {"guide": "start: /[0-9]+/"},
     {"cache_salt": "a"},
     {"cache_salt": "b"},
 ]
