@@ -90,12 +90,11 @@ def _tools(options: Mapping[str, Any]) -> Tools | None:
         tool_choice(options.get("tool_choice"), ())
         return None
     tools = tuple(openai_tools(given))
+    choice = tool_choice(options.get("tool_choice"), tools)
     parallel = options.get("parallel_tool_calls")
-    return Tools(
-        tools,
-        tool_choice(options.get("tool_choice"), tools),
-        True if parallel is None else parallel,
-    )
+    if not isinstance(parallel, bool | None):
+        raise ConfigurationError(f"parallel_tool_calls={parallel!r}: use True, False or None.")
+    return Tools(tools, choice, parallel)
 
 
 def _schema(response_format: object) -> tuple[Mapping[str, Any] | None, str]:

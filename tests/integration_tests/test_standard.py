@@ -23,7 +23,7 @@ class TestChatSwarmKV(ChatModelIntegrationTests):
             "model_path": smollm2_path(),
             "n_ctx": 4096,
             "max_tokens": 256,
-            "repeat_penalty": 1.1,
+            "repeat_penalty": 1.05,
         }
 
     @property
