@@ -327,9 +327,9 @@ class ChatSwarmKV(BaseChatModel):
             image_outputs=False,
             audio_outputs=False,
             video_outputs=False,
-            tool_calling=False,
-            tool_choice=False,
-            structured_output=False,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
             attachment=False,
             temperature=True,
         )
@@ -768,7 +768,7 @@ class ChatSwarmKV(BaseChatModel):
         stop = list(self.stop) if stop is None else stop
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "swarmkv"
-        params["ls_model_name"] = self.model_name
+        params["ls_model_name"] = kwargs.get("model", self.model_name)
         return params
 
 
