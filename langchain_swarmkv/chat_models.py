@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -302,11 +302,13 @@ class ChatSwarmKV(BaseChatModel):
             )
         return super().__getstate__()
 
-    def __getattr__(self, name: str) -> Any:
-        # Not stored unless it was given: it would not follow the settings of copies.
-        if name == "profile":
-            return self._own_profile()
-        return super().__getattr__(name)  # type: ignore[misc]
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            # Not stored unless it was given: it would not follow the settings of copies.
+            if name == "profile":
+                return self._own_profile()
+            return super().__getattr__(name)
 
     def _own_profile(self) -> ModelProfile:
         n_ctx = self.n_ctx
@@ -754,6 +756,7 @@ class ChatSwarmKV(BaseChatModel):
             **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "keep_reasoning": self.keep_reasoning,
             # Traces and caches get to see these parameters, and a salt is a secret.
             "cache_salt": hashlib.sha256(salt).hexdigest(),
         }
@@ -768,7 +771,7 @@ class ChatSwarmKV(BaseChatModel):
         stop = list(self.stop) if stop is None else stop
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "swarmkv"
-        params["ls_model_name"] = kwargs.get("model", self.model_name)
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
         return params
 
 

@@ -8,6 +8,7 @@ size, and compiled on a thread whose stack holds the deepest one of that size (`
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,9 +20,9 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.errors import GrammarError
+from langchain_swarmkv.errors import GrammarError, SwarmKVError
 
-__all__ = ["MAX_GUIDE_BYTES", "GuideCompiler", "GuideMatcher"]
+__all__ = ["MAX_GUIDE_BYTES", "GuideCompiler", "GuideMatcher", "check_guide"]
 
 T = TypeVar("T")
 
@@ -37,7 +38,43 @@ _MAX_SYMBOLS = 20_000
 _MAX_FORCED_CHARACTERS = 1000
 _MAX_REASON_CHARACTERS = 500
 
+_QUOTED_LINE = re.compile(r"\n\s+\d+ \|")
+
 _stack_size_lock = threading.Lock()
+
+
+def check_guide(guide: str) -> None:
+    """Compile a guide for no vocabulary in particular: what any model refuses is refused here.
+
+    Raises:
+        GrammarError: it is too large, or llguidance refuses it.
+    """
+    _check_size(guide)
+    reason = _on_deep_stack(
+        lambda: _told(lambda: LLMatcher.validate_grammar(guide, limits=_limits()))
+    )
+    if reason:
+        raise _refusal(guide, reason)
+
+
+def _check_size(guide: str) -> None:
+    if len(guide) > MAX_GUIDE_BYTES or len(guide.encode(errors="replace")) > MAX_GUIDE_BYTES:
+        raise GrammarError(
+            f"The guide has {len(guide)} characters; the limit is {MAX_GUIDE_BYTES} bytes.",
+            num_characters=len(guide),
+        )
+    if not guide.strip():
+        raise GrammarError("The guide is empty; leave it out to generate freely.")
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+    )
+
+
+def _refusal(guide: str, reason: str) -> GrammarError:
+    return GrammarError(f"llguidance refuses the guide: {_short(reason)}.", guide=guide)
 
 
 class GuideMatcher:
@@ -90,13 +127,7 @@ class GuideCompiler:
         Raises:
             GrammarError: it is too large, or llguidance refuses it.
         """
-        if len(guide) > MAX_GUIDE_BYTES or len(guide.encode(errors="replace")) > MAX_GUIDE_BYTES:
-            raise GrammarError(
-                f"The guide has {len(guide)} characters; the limit is {MAX_GUIDE_BYTES} bytes.",
-                num_characters=len(guide),
-            )
-        if not guide.strip():
-            raise GrammarError("The guide is empty; leave it out to generate freely.")
+        _check_size(guide)
         self._ready(guide)
 
     def matcher(self, guide: str) -> GuideMatcher:
@@ -116,21 +147,18 @@ class GuideCompiler:
             try:
                 compiled.set_result(_on_deep_stack(lambda: self._compile(guide)))
             except BaseException as error:
-                compiled.set_exception(error)
                 with self._lock:
                     self._compiled.pop(guide, None)
+                # An interrupt is this caller's alone.
+                interrupted = GrammarError("Who compiled this guide was interrupted; try again.")
+                compiled.set_exception(error if isinstance(error, SwarmKVError) else interrupted)
                 raise
         return compiled.result()
 
     def _compile(self, guide: str) -> LLMatcher:
-        limits = LLParserLimits(
-            max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
-        )
-        matcher = _told(lambda: LLMatcher(self._vocabulary, guide, log_level=0, limits=limits))
+        matcher = _told(lambda: LLMatcher(self._vocabulary, guide, log_level=0, limits=_limits()))
         if matcher.is_error():
-            raise GrammarError(
-                f"llguidance refuses the guide: {_short(matcher.get_error())}.", guide=guide
-            )
+            raise _refusal(guide, matcher.get_error())
         # Some faults show only with the first token.
         trial = GuideMatcher(matcher.deep_copy(), self._tokenizer.n_vocab)
         trial.accept(int(trial.allowed().argmax()))
@@ -145,7 +173,7 @@ class GuideCompiler:
     def _built_vocabulary(self) -> LLTokenizer:
         vocabulary = _Vocabulary(self._tokenizer)
         return LLTokenizer(
-            vocabulary, n_vocab=self._tokenizer.n_vocab, eos_token=vocabulary.end_ids, slices=None
+            vocabulary, n_vocab=self._tokenizer.n_vocab, eos_token=vocabulary.end_ids
         )
 
 
@@ -214,6 +242,11 @@ def _on_deep_stack(function: Callable[[], T]) -> T:
         previous = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
+        except RuntimeError as error:
+            raise GrammarError(
+                f"No guide can be compiled: a thread with {_STACK_BYTES} bytes of address space "
+                f"for its stack cannot be started ({error})."
+            ) from error
         finally:
             threading.stack_size(previous)
     return result.result()
@@ -223,14 +256,15 @@ def _told(call: Callable[[], T]) -> T:
     """What a call to llguidance returns; a panic of its code, which is no Exception, is told."""
     try:
         return call()
-    except (KeyboardInterrupt, SystemExit, GrammarError):
+    except (KeyboardInterrupt, SystemExit, SwarmKVError):
         raise
     except BaseException as error:
         raise GrammarError(f"llguidance failed on the guide: {_short(str(error))}.") from error
 
 
 def _short(reason: str) -> str:
-    """A reason without what llguidance adds for its own developers."""
+    """A reason without what llguidance adds for its own developers, and the lines it quotes."""
     for mark in ("<state>", "<non-verbose/>", "<backtrace>"):
         reason = reason.partition(mark)[0]
+    reason = _QUOTED_LINE.split(reason)[0]
     return reason.strip()[:_MAX_REASON_CHARACTERS].rstrip(".")

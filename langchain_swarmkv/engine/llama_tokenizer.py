@@ -50,11 +50,11 @@ class LlamaTokenizer(Tokenizer):
         self._handle: ModelHandle | None = model
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
-        # Every analyst's prompt holds the same document; its ids are worth keeping.
         self._counter: TiktokenCounter | None = None
         self._characters_until_proof = _PROOF_CHARACTERS_PER_TOKEN * self.n_vocab
         self._proof = threading.Lock()
         """Taken once, and kept: there is one proof."""
+        # Every analyst's prompt holds the same document; its ids are worth keeping.
         self._encode_long = functools.lru_cache(maxsize=_NUM_LONG_TEXTS)(self._encode)
 
     @property

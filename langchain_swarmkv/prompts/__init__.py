@@ -5,9 +5,9 @@
     and back answering: answer_parser (over call_marks, json_scanner) -> answer_parts -> answers
              (message chunks) -> structured_output (objects)
 
-call: what one call asks for beyond its messages. tools and schema: what callers give; held_schema:
-what decoding is held to of it; guides: grammars made of both. call_format and tool_style: how a
-template writes calls; control_marks: its control tokens, as characters. counting: any messages.
-document: what agents share. session: what the copies of a chat model share. langchain_errors:
-errors that are LangChain's, too.
+call: what one call asks for beyond its messages. tools and schema: what callers give; held_schema
+(over json_patterns): what decoding is held to of it; guides: grammars made of both. call_format and
+tool_style: how a template writes calls; control_marks: its control tokens, as characters. counting:
+tokens of any messages. document: what agents share. session: what the copies of a chat model share.
+langchain_errors: errors that are LangChain's, too.
 """

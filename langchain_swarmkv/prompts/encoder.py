@@ -8,10 +8,11 @@ found by encoding several continuations and taking what they have in common.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 
@@ -23,6 +24,7 @@ from langchain_swarmkv.prompts.messages import (
     TemplateMessage,
     content_strings,
     map_content,
+    split_thoughts,
     template_messages,
     with_user_text,
 )
@@ -134,6 +136,10 @@ class PromptEncoder:
 
     def _conversation(self, messages: Sequence[BaseMessage], ask: Ask) -> _Prompt:
         converted = template_messages(messages, keep_reasoning=ask.keep_reasoning)
+        tags = self._template.reasoning
+        if tags is not None:
+            # The template would do this, but it does not see markup in content.
+            converted = [split_thoughts(m, tags, keep=ask.keep_reasoning) for m in converted]
         if ask.instructions:
             converted = with_user_text(converted, after=ask.instructions)
         return _Prompt(self._segmenter, self._template, converted, ask.tools)
@@ -251,20 +257,21 @@ class _Prompt:
         messages: Sequence[TemplateMessage],
         tools: Sequence[Tool] = (),
     ) -> None:
-        texts = [template.source, *content_strings(messages), json.dumps(tools, ensure_ascii=False)]
-        self._unused = unused_characters(texts)
+        others = json.dumps([tools, template.documents], ensure_ascii=False, default=str)
+        self._unused = unused_characters([template.source, *content_strings(messages), others])
         self._stand_ins = StandIns(self._unused)
         self._segmenter = segmenter
         self._template = template
         self._messages = [map_content(message, self._hide) for message in messages]
         self._tools = [map_tool(tool, self._hide) for tool in tools]
+        self._documents = _map_values(template.documents, self._hide)
 
     def _hide(self, text: str) -> str:
         return self._segmenter.hide_control(text, self._stand_ins)
 
     def render(self) -> str:
         """The prompt's text, stand-ins in it."""
-        return self._template.render(self._messages, self._tools)
+        return self._template.render(self._messages, self._tools, self._documents)
 
     def render_split(self, place: int) -> tuple[str, str]:
         """The prompt's text up to the end of a message's content, and from there on."""
@@ -274,12 +281,23 @@ class _Prompt:
         end = len(content.rstrip())
         marked = [*self._messages]
         marked[place] = {**marked[place], "content": content[:end] + mark + content[end:]}
-        head, _, tail = self._template.render(marked, self._tools).rpartition(mark)
+        head, _, tail = self._template.render(marked, self._tools, self._documents).rpartition(mark)
         return head, tail
 
     def ids(self, text: str) -> list[int]:
         """Token ids of rendered text."""
         return self._segmenter.encode(text, self._stand_ins)
+
+
+def _map_values(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of plain data with its texts changed; keys are the template's."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_values(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_values(item, change) for item in value]
+    return value
 
 
 def _turn(role: str, content: str) -> TemplateMessage:

@@ -106,8 +106,9 @@ class _Writer:
 
     def _part(self, part: str | Hole, function: Mapping[str, Any]) -> str:
         if part is Hole.NAME:
-            is_json = self._first_text.endswith('"')
-            name = function["name"]
+            calls = self._rules.calls.call
+            is_json = str(calls[calls.index(Hole.NAME) - 1]).endswith('"')
+            name = str(function["name"])
             return self._literal(json.dumps(name, ensure_ascii=False)[1:-1] if is_json else name)
         if part is Hole.ARGUMENTS:
             return _json(function["parameters"])
@@ -123,38 +124,37 @@ class _Writer:
             yield "FREE"
             yield f"{self._literal(head)} calls"
             return
-        rest = self._literal(head.lstrip().removeprefix(trigger))
         free = _ANYTHING
         reasoning = self._rules.reasoning
-        if reasoning is not None and not self._is_mark(reasoning.opening):
+        if reasoning is not None and not self._is_mark(reasoning.opening[0]):
             # A thought may speak of a call without making one.
             free += rf" & ~/(?s:\s*{_regex(reasoning.opening)}.*)/"
         self._lines.append(f"FREE: {free}")
         yield "FREE"
-        if self._is_mark(trigger):
-            yield f"FREE {self._literal(trigger)} {rest} calls"
-        else:
-            self._lines.append(f"trigger[lazy]: FREE {self._literal(trigger)}")
-            yield f"trigger {rest} calls"
+        opened = self._up_to("trigger", "FREE", trigger)
+        yield f"{opened} {self._literal(head.lstrip().removeprefix(trigger))} calls"
 
     def _thoughts(self) -> str:
         tags = self._rules.reasoning
         if tags is None:
             return ""
-        closing = self._literal(tags.closing)
         self._lines.append(f"ANYTHING: {_ANYTHING}")
-        if self._is_mark(tags.closing):
-            thought = f"ANYTHING {closing} BLANK"
-        else:
-            self._lines.append(f"thought[lazy]: ANYTHING {closing}")
-            thought = "thought BLANK"
         self._lines.append(r"BLANK: /\n{0,2}/")
+        thought = f"{self._up_to('thought', 'ANYTHING', tags.closing)} BLANK"
         if self._rules.starts_in_reasoning:
             return f"{thought} "
         return f"({self._literal(tags.opening)} {thought})? "
 
-    def _is_mark(self, text: str) -> bool:
-        return len(text) == 1 and self._token_id(text) is not None
+    def _up_to(self, name: str, text: str, mark: str) -> str:
+        """Text up to, and with, the first time that `mark` is written."""
+        first_token = next((i for i, char in enumerate(mark) if self._is_mark(char)), len(mark))
+        if first_token == 0:
+            return f"{text} {self._literal(mark)}"  # no text can hold a control token
+        self._lines.append(f"{name}[lazy]: {text} {_quote(mark[:first_token])}")
+        return f"{name} {self._literal(mark[first_token:])}"
+
+    def _is_mark(self, char: str) -> bool:
+        return self._token_id(char) is not None
 
     def _literal(self, text: str) -> str:
         """Quoted text and control tokens, in order."""
@@ -181,4 +181,4 @@ def _regex(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps(held_schema(schema), ensure_ascii=False)
+    return f"%json {json.dumps(held_schema(schema), ensure_ascii=False)}"

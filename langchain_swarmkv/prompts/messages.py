@@ -24,6 +24,7 @@ from langchain_core.messages import (
 from langchain_core.prompt_values import PromptValue
 
 from langchain_swarmkv.errors import PromptError, UnsupportedContentError
+from langchain_swarmkv.prompts.call_format import ReasoningTags
 
 __all__ = [
     "TemplateMessage",
@@ -31,7 +32,9 @@ __all__ = [
     "content_strings",
     "fold",
     "map_content",
+    "map_strings",
     "merge",
+    "split_thoughts",
     "template_messages",
     "with_user_text",
 ]
@@ -143,7 +146,7 @@ def _answer(message: AIMessage, *, keep_reasoning: bool) -> TemplateMessage:
     for call in given:
         name, arguments = call.get("name") or "", call.get("input", call.get("args"))
         if isinstance(arguments, Mapping):
-            calls.append(_tool_call(call.get("id") or "", name, _map_strings(arguments, str)))
+            calls.append(_tool_call(call.get("id") or "", name, map_strings(arguments, str)))
         else:
             broken.append(f"{name} {arguments or ''}".strip())
     if calls:
@@ -233,7 +236,7 @@ def _block_text(block: Any, role: str) -> str:
 def map_content(message: TemplateMessage, change: Callable[[str], str]) -> TemplateMessage:
     """A copy in which every string that came from outside is changed."""
     copy = {
-        key: value if key == "role" else _map_strings(value, change)
+        key: value if key == "role" else map_strings(value, change)
         for key, value in message.items()
         if key != "tool_calls"
     }
@@ -242,20 +245,21 @@ def map_content(message: TemplateMessage, change: Callable[[str], str]) -> Templ
             _tool_call(
                 change(call["id"]),
                 change(call["function"]["name"]),
-                _map_strings(call["function"]["arguments"], change),
+                map_strings(call["function"]["arguments"], change),
             )
             for call in message["tool_calls"]
         ]
     return copy
 
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of plain data in which every string is changed, keys of mappings too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {_map_strings(k, change): _map_strings(v, change) for k, v in value.items()}
+        return {map_strings(k, change): map_strings(v, change) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_map_strings(item, change) for item in value]
+        return [map_strings(item, change) for item in value]
     return value
 
 
@@ -310,6 +314,19 @@ def with_user_text(
     turn = messages[place] if place < len(messages) else {"role": "user", "content": ""}
     text = "\n\n".join(filter(None, (before, turn["content"], after)))
     return [*messages[:place], {**turn, "content": text}, *messages[place + 1 :]]
+
+
+def split_thoughts(message: TemplateMessage, tags: ReasoningTags, *, keep: bool) -> TemplateMessage:
+    """An answer without the thoughts that stand in its text, as other programs leave them there."""
+    content = message["content"]
+    is_thoughtful = message["role"] == "assistant" and content.lstrip().startswith(tags.opening)
+    if not is_thoughtful or tags.closing not in content:
+        return message
+    thoughts, _, answer = content.partition(tags.closing)
+    changed = {**message, "content": answer.lstrip()}
+    if keep:
+        changed["reasoning_content"] = thoughts.partition(tags.opening)[2].strip()
+    return changed
 
 
 def _merged(first: TemplateMessage, second: TemplateMessage) -> TemplateMessage:

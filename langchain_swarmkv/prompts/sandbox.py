@@ -38,7 +38,7 @@ MAX_TURNS = 200_000
 MAX_SECONDS = 5.0
 """Processor time of one rendering."""
 _MAX_INTEGER_BITS = 4096
-_ITEM_CHARS = 16
+_ITEM_CHARS = 64
 _MAX_INDENT = 64
 
 # They make much of little, or take long for it, and no chat template needs them.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 
+from jinja2.exceptions import SecurityError
+
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ChatTemplateError
 from langchain_swarmkv.prompts.call_format import CallFormat, ReasoningTags
@@ -108,9 +110,21 @@ class ChatTemplate:
     def _native_calls(self) -> NativeCalls | None:
         specials = self._tokenizer.special_tokens.values()
         ends = [token.text for token in specials if self._tokenizer.is_end(token.token_id)]
-        return find_native_calls(self._run, ends, self.reasoning)
+        return find_native_calls(
+            lambda messages, tools: self._run(messages, {"tools": tools}), ends, self.reasoning
+        )
 
-    def render(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] = ()) -> str:
+    @property
+    def documents(self) -> object:
+        """The template's variable of this name: texts from outside."""
+        return self._variables["documents"]
+
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Tool] = (),
+        documents: object = None,
+    ) -> str:
         """The text of the prompt, up to where the answer begins.
 
         A template that refuses the conversation, or leaves the text of a system message out, gets
@@ -122,20 +136,24 @@ class ChatTemplate:
                 and results become text of ordinary turns.
             tools: what the model may call; told by the template, or at the start of the first user
                 turn.
+            documents: in place of the variable of this name; None: as it is.
 
         Raises:
             ChatTemplateError: it refuses that as well.
         """
+        variables = {} if documents is None else {"documents": documents}
         if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
-            return self._render(messages, None)
+            return self._render(messages, variables)
         if self._native_calls is not None:
-            return self._render(native_calls(messages, self._native_calls), tools or None)
+            if tools:
+                variables["tools"] = tools
+            return self._render(native_calls(messages, self._native_calls), variables)
         messages = plain_calls(messages)
-        return self._render(
-            with_user_text(messages, before=plain_tools(tools)) if tools else messages, None
-        )
+        if tools:
+            messages = with_user_text(messages, before=plain_tools(tools))
+        return self._render(messages, variables)
 
-    def _render(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None) -> str:
+    def _render(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
         attempts = [list(messages)]
         for changed in (merge(messages), fold(messages)):
             if changed != attempts[-1]:
@@ -143,14 +161,16 @@ class ChatTemplate:
         reasons: list[Exception] = []
         for attempt in attempts:
             try:
-                self._check_system_text(attempt, tools)
-                return self._run(attempt, tools)
+                self._check_system_text(attempt, variables)
+                return self._run(attempt, variables)
             except Exception as error:
                 reasons.append(error)
+                if isinstance(error, SecurityError):
+                    break  # another conversation makes it no safer, nor quicker
         raise self._refusal(messages, reasons) from reasons[0]
 
     def _check_system_text(
-        self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None
+        self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]
     ) -> None:
         """Run the template with a mark in place of each system text and look for the marks."""
         places = [i for i, message in enumerate(messages) if message["role"] == "system"]
@@ -161,13 +181,12 @@ class ChatTemplate:
         marks = list(islice(unused_characters(texts), len(places)))
         for place, mark in zip(places, marks, strict=True):
             probe[place] = {**probe[place], "content": mark}
-        rendered = self._run(probe, tools)
+        rendered = self._run(probe, variables)
         if not all(mark in rendered for mark in marks):
             raise ChatTemplateError("it leaves the text of a system message out")
 
-    def _run(self, messages: Sequence[TemplateMessage], tools: Sequence[Tool] | None) -> str:
-        variables = {**self._variables, "messages": list(messages)}
-        return render(self._template, variables if tools is None else {**variables, "tools": tools})
+    def _run(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
+        return render(self._template, {**self._variables, **variables, "messages": list(messages)})
 
     def _refusal(
         self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]

@@ -42,7 +42,7 @@ DEFAULT_FORMAT = CallFormat(
 )
 """For templates with no tools: Hermes' tags, the most common in models' training."""
 
-Render = Callable[[Sequence[TemplateMessage], Sequence[Tool] | None], str]
+Render = Callable[[Sequence[TemplateMessage], Sequence[Tool]], str]
 """Messages and tools to text; raises whatever the template runs into."""
 
 _TOOLS: list[Tool] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
@@ -28,7 +28,7 @@ DOCUMENT = "Claims of a patent on a pump.\n\n" + "\n".join(CLAIMS)
 
 @pytest.fixture(scope="module")
 def llm(smollm2_q8_0: Path) -> Iterator[ChatSwarmKV]:
-    with ChatSwarmKV(model_path=smollm2_q8_0, n_ctx=8192, max_tokens=64) as model:
+    with ChatSwarmKV(model_path=smollm2_q8_0, n_ctx=8192, max_tokens=96) as model:
         yield model
 
 
@@ -39,7 +39,7 @@ def read_claim(number: int) -> str:
 
 
 @tool
-def count_words(text: str) -> int:
+def count_words(text: Annotated[str, Field(max_length=80)]) -> int:
     """Count the words of a text."""
     return len(text.split())
 
@@ -49,7 +49,7 @@ class Finding(BaseModel):
 
     claim: int = Field(ge=1, le=len(CLAIMS))
     seal_grade: int = Field(ge=0, le=12)
-    summary: str = Field(max_length=60)
+    summary: str = Field(max_length=40)
 
 
 class ToolsThenAnswer(AgentMiddleware[Any, Any, Any]):
@@ -88,7 +88,7 @@ def test_an_agent_reads_its_document_once(llm: ChatSwarmKV) -> None:
         if before is not None:
             cached = usage["input_token_details"]["cache_read"]
             assert cached >= num_document_tokens
-            # All of the turn before, but for the last token, which is never fed back.
+            # All of the turn before, but for a last token, which may not have been fed back.
             assert before.usage_metadata is not None
             assert cached >= before.usage_metadata["total_tokens"] - 1
         before = answer
@@ -98,6 +98,7 @@ def test_each_turn_of_a_conversation_computes_only_what_is_new(
     llm: ChatSwarmKV, spy: DecodeSpy
 ) -> None:
     """Ten turns, counted where batches go to llama.cpp."""
+    llm = llm.model_copy(update={"cache_salt": "a conversation of its own"})
     history: list[BaseMessage] = [document_message(DOCUMENT)]
     llm.prefill(history, pin=False)
     num_known = len(llm.prefix_token_ids(history))
@@ -108,8 +109,11 @@ def test_each_turn_of_a_conversation_computes_only_what_is_new(
         usage = answer.usage_metadata
         assert usage is not None
         num_new = usage["input_tokens"] - num_known
-        assert spy.num_tokens == num_new + usage["output_tokens"] - 1, turn
-        num_known = usage["total_tokens"] - 1
+        # A last token is not fed back, unless the model said after it that it was the last.
+        was_cut = answer.response_metadata["finish_reason"] == "length"
+        num_written = usage["output_tokens"] - was_cut
+        assert spy.num_tokens == num_new + num_written, turn
+        num_known = usage["input_tokens"] + num_written
         history.append(answer)
 
 

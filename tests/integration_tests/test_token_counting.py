@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
@@ -103,3 +110,35 @@ def test_counting_loads_nothing_and_locks_nothing(
         assert counts == [len(llm.get_token_ids(text))] * 2
         messages = [SystemMessage(text), HumanMessage("Why?")]
         assert llm.get_num_tokens_from_messages(messages) == len(llm.prompt_token_ids(messages))
+
+
+def test_messages_trimmed_by_a_real_model_fit(smollm2: Path) -> None:
+    """SmolLM2's template takes any part of a history; it adds a system message where none is."""
+    history: list[BaseMessage] = [SystemMessage("Be brief.")]
+    for number in range(4):
+        call = {"name": "search", "args": {"q": f"{number}"}, "id": f"call_{number}"}
+        history += [
+            HumanMessage(f"Question {number}? " * (number + 1)),
+            AIMessage("", tool_calls=[call]),
+            ToolMessage(f"Result {number}. " * 5, tool_call_id=f"call_{number}"),
+            AIMessage(f"Answer {number}."),
+        ]
+    history.append(HumanMessage("And now?"))
+    with ChatSwarmKV(model_path=smollm2) as llm:
+        whole = llm.get_num_tokens_from_messages(history)
+        assert whole == len(llm.prompt_token_ids(history))
+        sizes = set()
+        for max_tokens in range(60, whole + 80, 10):
+            kept = trim_messages(
+                history,
+                max_tokens=max_tokens,
+                token_counter=llm,
+                strategy="last",
+                include_system=True,
+                start_on="human",
+            )
+            assert llm.get_num_tokens_from_messages(kept) <= max_tokens
+            assert kept[0] == history[0]
+            sizes.add(len(kept))
+        assert max(sizes) == len(history)
+        assert len(sizes) >= 4

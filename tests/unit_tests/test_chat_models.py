@@ -32,6 +32,7 @@ from langchain_swarmkv.errors import (
     ChatTemplateError,
     ConfigurationError,
     ContextBudgetError,
+    GrammarError,
     InvalidRequestError,
     ModelNotFoundError,
     PromptError,
@@ -98,12 +99,14 @@ def test_every_setting_is_a_field_with_the_same_default(settings: Any) -> None:
     ("options", "said"),
     [
         ({"temprature": 1}, "temprature"),
-        ({"max_retries": 2}, "max_retries"),
+        ({"retries": 2}, "retries"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"stop": [""]}, "stop string is empty"),
+        ({"guide": "start: /a/", "grammar": 'root ::= "a"'}, "grammar and guide"),
+        ({"guide": "start: /a/", "ignore_eos": True}, "contradicts"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_batch": 64, "n_ubatch": 128}, "n_ubatch=128 is more than n_batch=64"),
         ({"kv_type_v": "q8_0", "flash_attention": "off"}, "kv_type_v='q8_0' needs flash"),
@@ -121,7 +124,7 @@ def test_a_model_comes_from_one_place(make_engine: MakeEngine) -> None:
     """A path or an engine, and no engine settings for an engine that is there already."""
     engine = make_engine()
     for options in ({}, {"model_path": "m.gguf", "engine": engine}):
-        with pytest.raises(ValidationError, match="either model_path or engine"):
+        with pytest.raises(ValidationError, match="either model_path"):
             ChatSwarmKV(**options)
     with pytest.raises(ValidationError, match="n_ctx: the engine that was given has its own"):
         ChatSwarmKV(engine=engine, n_ctx=100)
@@ -131,7 +134,7 @@ def test_a_model_comes_from_one_place(make_engine: MakeEngine) -> None:
     ("options", "said"),
     [
         ({"temprature": 1}, "temprature"),
-        ({"tools": []}, "tools"),
+        ({"functions": []}, "functions"),
         ({"temperature": -1}, "temperature"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"stop": [""]}, "stop string is empty"),
@@ -150,6 +153,16 @@ def test_wrong_and_unknown_options_of_a_call_are_refused(
     ):
         with pytest.raises(ConfigurationError, match=said):
             call()
+
+
+def test_a_guide_is_followed_and_a_wrong_one_told_by_the_call(make_engine: MakeEngine) -> None:
+    """What is wrong with it only the vocabulary tells, which the constructor does not load."""
+    llm = chat(make_engine(reply="\n" * 50), guide='start: "{" /\\s{0,2}/ "}"')
+    assert llm.invoke(TALK).content == "{\n\n}"
+    assert llm.invoke(TALK, guide='start: "yes"').content == "yes"
+    with pytest.raises(GrammarError, match="unknown name"):
+        llm.invoke(TALK, guide="start: missing")
+    ChatSwarmKV(model_path="m.gguf", guide="start: missing")
 
 
 def test_the_options_of_a_call_override_the_fields(make_engine: MakeEngine) -> None:
@@ -287,8 +300,10 @@ def test_tokens_are_counted_exactly(llm: ChatSwarmKV) -> None:
     assert llm.get_token_ids("hé") == [104, 195, 169]
     assert llm.get_num_tokens_from_messages(TALK) == len(llm.prompt_token_ids(TALK))
     assert llm.get_num_tokens_from_messages([]) == 0
-    with pytest.raises(ConfigurationError, match="tools"):
-        llm.get_num_tokens_from_messages(TALK, tools=[{"name": "f"}])
+    tools: list[dict[str, Any]] = [{"name": "f", "parameters": {}}]
+    num_tokens = llm.get_num_tokens_from_messages(TALK, tools=tools)
+    assert num_tokens == len(llm.prompt_token_ids(TALK, tools=tools))
+    assert num_tokens > llm.get_num_tokens_from_messages(TALK)
 
 
 def test_messages_can_be_trimmed_by_the_model(llm: ChatSwarmKV) -> None:
@@ -617,6 +632,7 @@ def test_tracing_parameters_name_the_provider_and_the_model(llm: ChatSwarmKV) ->
         {"stop": ("x",)},
         {"seed": 1},
         {"grammar": "root ::= [a-z]+"},
+        {"guide": "start: /[a-z]+/"},
         {"logit_bias": {5: 1.0}},
         {"cache_salt": "tenant"},
         {"chat_template": "x"},
@@ -675,9 +691,3 @@ def test_a_deadline_ends_a_call(make_engine: MakeEngine) -> None:
         llm.invoke(TALK)
     assert error.value.retryable
     eventually(lambda: is_idle(engine))
-
-
-def test_tools_have_no_place_yet(llm: ChatSwarmKV) -> None:
-    """They are refused, not ignored."""
-    with pytest.raises(NotImplementedError):
-        llm.bind_tools([])

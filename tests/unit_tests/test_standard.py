@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from langchain_swarmkv import ChatSwarmKV
@@ -17,3 +19,7 @@ class TestChatSwarmKV(ChatModelUnitTests):
     @property
     def chat_model_params(self) -> dict[str, object]:
         return {"model_path": "model.gguf"}
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, object], dict[str, object]]:
+        return {"SWARMKV_MODEL_PATH": "env.gguf"}, {}, {"model_path": Path("env.gguf")}

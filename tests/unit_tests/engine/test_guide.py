@@ -165,6 +165,20 @@ def test_the_oldest_guides_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(compiler._compiled) == ['start: "a"', 'start: "c"']
 
 
+def test_without_room_for_the_stack_the_guide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the address space is limited."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = threading.stack_size()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(GrammarError, match="can't start new thread"):
+            matcher('start: "a"')
+    assert threading.stack_size() == before
+
+
 def test_threads_started_later_have_the_stack_they_had() -> None:
     """The deep stack is for the thread that compiles."""
     before = threading.stack_size()

@@ -162,6 +162,10 @@ LOOSENED: dict[str, tuple[dict[str, Any], str]] = {
     "a constant beyond 2**53": ({"const": 2**53 + 1}, str(2**53)),
     "a bound beyond 2**53": ({**INTEGER, "maximum": 2**53 + 3}, str(2**53 + 4)),
     "digits that no float has": ({"type": "number", "exclusiveMinimum": 1}, "1." + "0" * 20 + "1"),
+    "an exclusive bound, less than 1 from the other": (
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.8},
+        "0",
+    ),
     "a decimal fraction": ({"type": "number", "multipleOf": 0.01}, "9.77"),
     "other classes of characters": ({"type": "string", "pattern": r"^\W$"}, '"é"'),
 }

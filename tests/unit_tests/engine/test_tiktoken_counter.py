@@ -30,7 +30,7 @@ from tests.support.vocabularies import (
 
 TinyGguf = Callable[..., Path]
 PRE_TOKENIZERS = sorted(tiktoken_counter._PATTERNS)
-KINDS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
+KINDS = ("gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe")
 """One name for each pattern."""
 
 telling_texts = st.text(st.sampled_from(TELLING) | st.characters(), max_size=60)
