@@ -565,9 +565,10 @@ class ChatSwarmKV(BaseChatModel):
 
         Args:
             tools: pydantic classes, functions, LangChain tools, or their dicts.
-            tool_choice: None or "auto": as the model likes; "none"; "any", "required" or True: at
-                least one; a tool's name, or OpenAI's dict: that one, once.
-            parallel_tool_calls: False: one call an answer at most.
+            tool_choice: None or "auto": as the model likes; "none"; "any", "required" or True: a
+                call, of whichever tool; a tool's name, or OpenAI's dict: of that one.
+            parallel_tool_calls: whether an answer may hold several calls. None: where it need not
+                hold any; a model that must call may not know when to stop.
             strict: False: calls are not held to the tools' schemas while they are written; what
                 does not parse is then found under `invalid_tool_calls`.
             kwargs: more options of the call.

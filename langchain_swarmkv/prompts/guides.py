@@ -90,9 +90,7 @@ class _Writer:
         assert rules.tools is not None
         calls = rules.calls
         rest = self._literal(calls.closing)
-        one_call = calls.separator is None or not rules.tools.parallel
-        one_call = one_call or rules.tools.choice.name is not None
-        if not one_call:
+        if calls.separator is not None and not rules.tools.is_single:
             again = self._literal(f"{calls.separator}{self._first_text}")
             rest = f"({again} call){{0,{MAX_PARALLEL_CALLS - 1}}} {rest}"
         self._lines.append(f"calls: call {rest}")

@@ -54,7 +54,8 @@ class Tools:
 
     tools: tuple[Tool, ...]
     choice: ToolChoice = ToolChoice("auto")
-    parallel: bool = True
+    parallel: bool | None = None
+    """Whether one answer may hold several calls; None: if it need not hold any."""
 
     @property
     def offered(self) -> list[Tool]:
@@ -68,6 +69,16 @@ class Tools:
             return []
         name = self.choice.name
         return [t for t in self.tools if name is None or t["function"]["name"] == name]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one call at most is allowed.
+
+        Models that are made to call, and were not trained to, do not know when to stop.
+        """
+        if self.choice.name is not None:
+            return True
+        return self.choice.mode == "required" if self.parallel is None else not self.parallel
 
     @property
     def is_constrained(self) -> bool:
