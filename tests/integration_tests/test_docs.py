@@ -48,6 +48,7 @@ def examples(page: Path) -> Iterator[Example]:
             yield Example(token.map[0] + 1, token.content, after.content if has_output else None)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [ROOT / "README.md", *INTEGRATIONS], ids=name_of)
 def test_the_code_of_a_page_runs_and_prints_what_stands_below(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
