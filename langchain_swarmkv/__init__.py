@@ -30,6 +30,7 @@ from langchain_swarmkv.engine.contract import (
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.engine.identity import ModelIdentity
 from langchain_swarmkv.errors import (
+    AnswerError,
     ChatTemplateError,
     ConfigurationError,
     ContextBudgetError,
@@ -64,6 +65,7 @@ from langchain_swarmkv.errors import (
     SnapshotMismatchError,
     SnapshotStorageError,
     SwarmKVError,
+    TruncatedAnswerError,
     UnboundedCycleError,
     UnreachableAnalystError,
     UnsupportedContentError,
@@ -109,6 +111,7 @@ __all__ = [
     "DEFAULT_INSTRUCTIONS",
     "AnalystBudget",
     "AnalystNode",
+    "AnswerError",
     "Batch",
     "BudgetReport",
     "BudgetWarning",
@@ -189,6 +192,7 @@ __all__ = [
     "TokenChunk",
     "TokenLogprob",
     "Tokenizer",
+    "TruncatedAnswerError",
     "UnboundedCycleError",
     "UnreachableAnalystError",
     "UnsupportedContentError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from typing_extensions import is_typeddict
 from langchain_swarmkv.errors import ConfigurationError
 
 __all__ = ["OutputSchema", "is_recursive", "output_schema"]
+
+_DOC_OF_DICT = inspect.getdoc(dict)
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,32 @@ def _of(
 
 
 def _typed_dict_schema(schema: type) -> dict[str, Any]:
-    whole = TypeAdapter[Any](schema).json_schema()
+    try:
+        whole = TypeAdapter[Any](schema).json_schema()
+    except PydanticUserError as refusal:  # typing.TypedDict before Python 3.12
+        try:
+            return _langchain_schema(schema)
+        except (TypeError, RecursionError):
+            raise refusal from None
     if is_recursive(whole):
         return whole
     try:
         # LangChain reads descriptions and defaults from Annotated[type, default, "description"].
-        return convert_to_json_schema(schema)
+        return _langchain_schema(schema)
     except TypeError:
         return whole  # it does not know NotRequired
+
+
+def _langchain_schema(schema: type) -> dict[str, Any]:
+    found: dict[str, Any] = _without_doc_of_dict(convert_to_json_schema(schema))
+    return found
+
+
+def _without_doc_of_dict(part: Any) -> Any:
+    """LangChain describes a class without a docstring by that of the built-in dict."""
+    if isinstance(part, dict):
+        return {k: _without_doc_of_dict(v) for k, v in part.items() if v != _DOC_OF_DICT}
+    return [_without_doc_of_dict(item) for item in part] if isinstance(part, list) else part
 
 
 def _from_dict(schema: Mapping[str, Any]) -> OutputSchema:

@@ -42,6 +42,10 @@ def test_the_largest_prompt_is_told_without_a_file() -> None:
     assert profile["name"] == "such"
     assert profile["text_inputs"]
     assert not profile["image_inputs"]
+    # Agents ask these how to get an object.
+    assert profile["tool_calling"]
+    assert profile["tool_choice"]
+    assert profile["structured_output"]
 
 
 def test_the_largest_prompt_of_an_engine_is_admitted(engine: SwarmEngine) -> None:
