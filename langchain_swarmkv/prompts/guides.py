@@ -11,6 +11,7 @@ themselves, `", "` and `": "`, so no answer can be padded for ever.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ MAX_PARALLEL_CALLS = 16
 """Calls in one answer; small models would repeat themselves up to max_tokens."""
 
 _ANYTHING = r"/(?s:.*)/"
+_JSON_LEXEME = re.compile(r'"(?:[^"\\]|\\.)*"|\s*[:,]\s*|[^\s"]')
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class _Writer:
         tools, schema = self._rules.tools, self._rules.json_schema
         callable_tools = tools.callable if tools is not None and tools.is_constrained else []
         must_call = tools is not None and tools.choice.mode == "required" and callable_tools
-        if callable_tools and (must_call or schema is not None):
+        if callable_tools and not must_call and schema and not self._rules.calls.has_markup:
+            yield from map(self._json_call, callable_tools)
+        elif callable_tools and (must_call or schema is not None):
             self._write_calls(callable_tools)
             yield self._literal(self._rules.calls.opening + self._first_text) + " calls"
         elif callable_tools:
@@ -112,13 +116,30 @@ class _Writer:
             return _json(function["parameters"])
         return "CALL_ID" if part is Hole.ID else self._literal(part)
 
+    def _json_call(self, tool: Mapping[str, Any]) -> str:
+        """A call that is bare JSON, in the lexemes of JSON.
+
+        llguidance looks no further than one, so a literal that begins as the object beside it does
+        would rule that object out.
+        """
+        calls, function = self._rules.calls, tool["function"]
+        name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
+        values = {Hole.NAME: name, Hole.ARGUMENTS: "\0", Hole.ID: "a" * 9}
+        parts = [calls.opening, *calls.call, calls.closing]
+        text = "".join(values[part] if isinstance(part, Hole) else part for part in parts)
+        arguments = _json(function["parameters"])
+        return " ".join(
+            arguments if lexeme == "\0" else _quote(lexeme) for lexeme in _JSON_LEXEME.findall(text)
+        )
+
     def _free_text_or_calls(self) -> Iterator[str]:
         calls = self._rules.calls
         head = calls.opening + self._first_text
         trigger = calls.trigger
         if not calls.has_markup:
-            # Bare JSON is a call only where the answer begins with it.
-            self._lines.append(f"FREE: {_ANYTHING} & ~/(?s:{_regex(head)}.*)/")
+            # Bare JSON is a call only where the answer begins with it, however it is spaced.
+            begins = r"\s*".join(_regex(char) for char in head if not char.isspace())
+            self._lines.append(rf"FREE: {_ANYTHING} & ~/(?s:\s*{begins}.*)/")
             yield "FREE"
             yield f"{self._literal(head)} calls"
             return

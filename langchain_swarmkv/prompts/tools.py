@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import create_schema_from_function
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from langchain_swarmkv.errors import ConfigurationError
-from langchain_swarmkv.prompts.schema import is_recursive
+from langchain_swarmkv.prompts.schema import is_recursive, output_schema
 
 __all__ = [
     "Tool",
@@ -33,6 +33,7 @@ Tool: TypeAlias = dict[str, Any]
 
 _TYPE_NAMES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _FIXED_KEYS = frozenset({"name", "description", "parameters", "properties", "required", "type"})
+_MODES = ("auto", "none", "any", "required")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -102,44 +103,78 @@ def openai_tools(tools: Sequence[ToolLike], *, strict: bool | None = None) -> li
 
 
 def _parameter_names(tool: Tool) -> set[str]:
-    return set(tool["function"]["parameters"].get("properties", ()))
+    return set(tool["function"]["parameters"].get("properties") or ())
 
 
 def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
-    try:
-        converted = convert_to_openai_tool(tool)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
+    converted = _converted(tool)
+    _check_runs_here(tool, converted)
     function = converted.get("function")
-    if converted.get("type") != "function" or not isinstance(function, dict):
-        raise ConfigurationError(
-            f"A tool of type {converted.get('type')!r} runs at a provider; a local model takes "
-            "function tools: pydantic classes, functions, LangChain tools or their dicts."
-        )
-    if not function.get("name") or not isinstance(function["name"], str):
-        raise ConfigurationError(f"A tool has no name: {tool!r}.")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not name or not isinstance(name, str):
+        raise ConfigurationError(f"A tool needs a function with a name: {tool!r}.")
     parameters = _whole_parameters(tool) or function.get("parameters") or _NO_PARAMETERS
-    function = {"description": "", **function, "parameters": parameters}
+    if not isinstance(parameters, Mapping):
+        raise ConfigurationError(f"The parameters of the tool {name!r} are no JSON schema.")
+    description = function.get("description") or ""
+    function = {**function, "description": description, "parameters": parameters}
     if strict is not None:
         function["strict"] = strict
     return {"type": "function", "function": function}
 
 
+def _converted(tool: ToolLike) -> Tool:
+    try:
+        return convert_to_openai_tool(tool)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(tool, type) and is_typeddict(tool):  # with NotRequired, or recursive
+            found = output_schema(tool)
+            function = {"name": found.name, "description": found.description}
+            return {
+                "type": "function",
+                "function": {**function, "parameters": _bare(found.json_schema)},
+            }
+        raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
+
+
+def _check_runs_here(tool: ToolLike, converted: Tool) -> None:
+    kind = converted.get("type")
+    if isinstance(tool, Mapping) and "input_schema" not in tool:
+        # The conversion makes functions of some providers' tools, too.
+        given = tool.get("type", "object")
+        kind = kind if given == "object" else given
+    if kind != "function":
+        raise ConfigurationError(
+            f"A tool of type {kind!r} runs at a provider; a local model takes "
+            "function tools: pydantic classes, functions, LangChain tools or their dicts."
+        )
+
+
 def _whole_parameters(tool: ToolLike) -> dict[str, Any] | None:
     """The parameters' schema where LangChain's own conversion cuts recursion short."""
     model: Any = tool
+    if isinstance(tool, Mapping) or is_typeddict(tool):
+        return None
     if isinstance(tool, BaseTool):
         model = tool.tool_call_schema
-    elif callable(tool) and not isinstance(tool, type):
+    elif not isinstance(tool, type):
         model = create_schema_from_function(
-            "parameters", tool, parse_docstring=True, error_on_invalid_docstring=False
+            "parameters",
+            tool,
+            parse_docstring=True,
+            error_on_invalid_docstring=False,
+            include_injected=False,
         )
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return None
-    schema = model.model_json_schema()
-    if not is_recursive(schema):
-        return None
-    return {key: value for key, value in schema.items() if key not in ("title", "description")}
+    schema = output_schema(model).json_schema
+    return _bare(schema) if is_recursive(schema) else None
+
+
+def _bare(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with its properties at the top, where templates read them, and without a title."""
+    if "$ref" in schema:
+        definitions = schema.get("$defs") or schema["definitions"]
+        schema = {**definitions[schema["$ref"].rsplit("/", 1)[-1]], **schema}
+    return {k: v for k, v in schema.items() if k not in ("$ref", "title", "description")}
 
 
 def map_tool(tool: Tool, change: Callable[[str], str]) -> Tool:
@@ -187,7 +222,9 @@ def _read_choice(given: object) -> ToolChoice:
     if isinstance(given, Mapping):
         function = given.get("function")
         name = function.get("name") if isinstance(function, Mapping) else given.get("name")
-        given = name if isinstance(name, str) else given.get("type")
+        if isinstance(name, str):
+            return ToolChoice("required", name)
+        given = given["type"] if given.get("type") in _MODES else given
     if given is None or given is False or given == "auto":
         return ToolChoice("auto")
     if given is True or given in ("any", "required"):

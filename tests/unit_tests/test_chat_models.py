@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -21,7 +20,6 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.utils import trim_messages
-from langchain_core.outputs import LLMResult
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import ValidationError
 
@@ -531,59 +529,6 @@ def test_a_branch_may_see_a_slice_of_the_document(make_engine: MakeEngine) -> No
     assert llm.tokenizer.readable(ids) == seen[0]  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match="required_prefix_tokens=9999"):
         llm.invoke(TALK, required_prefix_tokens=9999)
-
-
-# -- callbacks -----------------------------------------------------------------------------------
-
-
-class Tokens(BaseCallbackHandler):
-    """Keeps what the callbacks told."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.ends: list[LLMResult] = []
-
-    def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
-        self.texts.append(token)
-
-    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
-        self.ends.append(response)
-
-
-class AsyncTokens(AsyncCallbackHandler):
-    """Keeps what the callbacks told, and yields to the loop on each."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.num_ends = 0
-
-    async def on_llm_new_token(self, token: str, **kwargs: Any) -> None:
-        await asyncio.sleep(0)
-        self.texts.append(token)
-
-    async def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
-        self.num_ends += 1
-
-
-async def test_each_chunk_is_told_once_and_in_order(llm: ChatSwarmKV) -> None:
-    """Sync and async handlers, in all four ways of calling."""
-    for way in ("invoke", "stream", "ainvoke", "astream"):
-        sync, other = Tokens(), AsyncTokens()
-        config: Any = {"callbacks": [sync] if way in ("invoke", "stream") else [sync, other]}
-        if way == "invoke":
-            text = llm.invoke(TALK, config).content
-        elif way == "stream":
-            text = "".join(str(c.content) for c in llm.stream(TALK, config))
-        elif way == "ainvoke":
-            text = (await llm.ainvoke(TALK, config)).content
-        else:
-            text = "".join([str(c.content) async for c in llm.astream(TALK, config)])
-        assert "".join(sync.texts) == text
-        assert len(sync.texts) > 2
-        assert len(sync.ends) == 1
-        if way.startswith("a"):
-            assert other.texts == sync.texts
-            assert other.num_ends == 1
 
 
 # -- LangChain's own interfaces ------------------------------------------------------------------

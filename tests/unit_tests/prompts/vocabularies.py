@@ -63,3 +63,31 @@ def encode_rendered(tokenizer: FakeTokenizer, rendered: str) -> list[int]:
         special = tokenizer.special_tokens.get(piece)
         ids += [special.token_id] if special else tokenizer.encode(piece)
     return ids
+
+
+class MarkedTokenizer(FakeTokenizer):
+    """One token a byte, and the given control tokens from 256 on, of which some end an answer."""
+
+    def __init__(self, controls: Sequence[str], ends: Sequence[str], **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.special_tokens = {
+            text: SpecialToken(256 + place, text) for place, text in enumerate([*controls, *ends])
+        }
+        self.n_vocab = 256 + len(self.special_tokens)
+        self.bos_id = None
+        self.eos_id = self.n_vocab - 1
+        self._first_end = 256 + len(controls)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def is_end(self, token_id: int) -> bool:
+        return token_id >= self._first_end
+
+    def readable(self, token_ids: Sequence[int]) -> str:
+        spelled = {token.token_id: text.encode() for text, token in self.special_tokens.items()}
+        return b"".join(spelled.get(i) or bytes([i]) for i in token_ids).decode()
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text in which control tokens are spelled out."""
+        return encode_rendered(self, text)
