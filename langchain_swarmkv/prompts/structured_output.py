@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from operator import itemgetter
 from typing import Any
 
@@ -48,17 +49,19 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
             return self._so_far(message) if self.answer_schema.is_dict else None
         text = self._text(message)
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            raise self._no_json(text, message, error) from error
+            raise (
+                self._cut(text, message) if reason == "length" else self._unfit(text, error)
+            ) from error
+        if reason == "length" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise self._cut(text, message)  # of all of JSON, only a number may go on
         try:
-            return self.answer_schema.validate(value)
+            return self.answer_schema.validate(text)
         except ValueError as error:
             raise self._unfit(text, error) from error
 
-    def _no_json(self, text: str, message: AIMessage, error: Exception) -> AnswerError:
-        if message.response_metadata.get("finish_reason") != "length":
-            return self._unfit(text, error)
+    def _cut(self, text: str, message: AIMessage) -> AnswerError:
         num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else None
         return CutAnswerError(
             f"The token limit cut the answer after {num_tokens} tokens, before the object "
@@ -80,7 +83,8 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
         for call in message.tool_calls:
             if call["name"] == self.tool_name:
                 return json.dumps(call["args"])
-        return "\n".join(str(call["args"]) for call in message.invalid_tool_calls)
+        invalid = "\n".join(str(call["args"]) for call in message.invalid_tool_calls)
+        return invalid or str(message.text)
 
     def _so_far(self, message: AIMessage) -> Any:
         try:
@@ -88,6 +92,14 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+
+def _finite(text: str) -> float:
+    """What a number of JSON is; Python would make an infinity of one that is too large."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the numbers that a float holds")
+    return number
 
 
 def answer_object(message: AIMessage, schema: OutputSchema) -> Any:

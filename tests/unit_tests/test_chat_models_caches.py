@@ -27,6 +27,7 @@ from tests.unit_tests.chat_support import chat
 QUESTION = HumanMessage("Why?")
 TALK: list[BaseMessage] = [document_message("A document. " * 5, "Read."), QUESTION]
 
+
 def _tool(name: str, **parameters: str) -> dict[str, Any]:
     properties = {key: {"type": kind} for key, kind in parameters.items()}
     body = {"name": name, "parameters": {"type": "object", "properties": properties}}
