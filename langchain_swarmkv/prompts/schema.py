@@ -86,7 +86,7 @@ def output_schema(schema: Mapping[str, Any] | type) -> OutputSchema:
 def _shown(schema: Mapping[str, Any] | type, found: OutputSchema) -> dict[str, Any]:
     try:
         return convert_to_json_schema(schema)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, AttributeError, RecursionError):
         return found.json_schema
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from operator import itemgetter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
 from langchain_core.utils.json import parse_partial_json
 from pydantic import ConfigDict
 from typing_extensions import override
@@ -117,10 +117,38 @@ def structured(
     llm: Runnable[LanguageModelInput, AIMessage], parser: AnswerObjectParser, *, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
     """The model with the parser behind it; with `include_raw` as LangChain's dict of three."""
-    if not include_raw:
-        return llm | parser
-    parsed = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
+    return llm | (_with_raw(parser) if include_raw else parser)
+
+
+def _with_raw(parser: AnswerObjectParser) -> Runnable[AIMessage, dict[str, Any]]:
+    """The parser beside its input, with its error as a value.
+
+    Fallbacks would catch the error too, but in a stream only one of the first piece.
+    """
+
+    def beside(chunks: Iterator[AIMessage]) -> Iterator[dict[str, Any]]:
+        seen: list[AIMessage] = []
+        for chunk in chunks:
+            seen.append(chunk)
+            yield AddableDict(raw=chunk)
+        yield _outcome(parser, seen)
+
+    async def abeside(chunks: AsyncIterator[AIMessage]) -> AsyncIterator[dict[str, Any]]:
+        seen: list[AIMessage] = []
+        async for chunk in chunks:
+            seen.append(chunk)
+            yield AddableDict(raw=chunk)
+        yield _outcome(parser, seen)
+
+    return RunnableGenerator(beside, abeside)
+
+
+def _outcome(parser: AnswerObjectParser, chunks: list[AIMessage]) -> dict[str, Any]:
+    whole: Any = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    try:
+        parsed = parser.invoke(whole)
+    except Exception as error:
+        return AddableDict(parsed=None, parsing_error=error)
+    return AddableDict(parsed=parsed, parsing_error=None)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import date, datetime, time, timedelta
 from enum import Enum
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import numpy as np
@@ -208,7 +208,7 @@ def test_what_comes_out_of_a_pydantic_class_is_one(
     """By its JSON schema, and by the class itself."""
     fields: dict[str, Any] = {f"f{i}": (kind, ...) for i, kind in enumerate(types)}
     if optional:
-        fields["last"] = (Union[types[0], None], None)
+        fields["last"] = (types[0], None)
     model = create_model("Model", **fields)
     schema = model.model_json_schema()
     guide = held_guide(schema)
