@@ -11,6 +11,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.errors import (
+    AnswerError,
     ConfigurationError,
     ContextBudgetError,
     DocumentMissingError,
@@ -118,6 +119,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             PromptError: the task or the document is no text.
             ContextBudgetError: it does not fit, or the task is longer than `max_task_tokens`.
             TruncatedAnswerError: max_tokens cut the object.
+            AnswerError: it does not validate.
         """
         run = NodeRun(self.get_name(), config)
         call = self._call(input, run)
@@ -215,10 +217,20 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
 
     def _output(self, run: NodeRun, answer: AIMessage) -> dict[str, Any]:
         _tell_analyst(run, answer)
-        finding = str(answer.text) if self.schema is None else answer_object(answer, self.schema)
+        finding = self._content(answer, run)
         if self.output_key is not None:
             return {self.output_key: finding}
         return {FINDINGS_KEY: {self._finding(run): finding}}
+
+    def _content(self, answer: AIMessage, run: NodeRun) -> Any:
+        if self.schema is None:
+            return str(answer.text)
+        try:
+            return answer_object(answer, self.schema)
+        except AnswerError as error:
+            raise type(error)(
+                f"Analyst {run.node!r}: {error}", **error.facts, node=run.node
+            ) from error
 
     def _finding(self, run: NodeRun) -> str:
         name, number = self.name or run.node, run.copy_number

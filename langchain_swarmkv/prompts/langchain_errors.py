@@ -16,6 +16,12 @@ class PromptOverflowError(ContextBudgetError, ContextOverflowError):
 class UnfitAnswerError(AnswerError, OutputParserException):
     """An answer that is not the object that was asked for."""
 
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message, **facts)
+        # LangChain adds a link to the message, and another with each copy by pickle.
+        self.args = (message,)
+        self.llm_output = str(facts.get("text", ""))
 
-class CutAnswerError(TruncatedAnswerError, OutputParserException):
+
+class CutAnswerError(UnfitAnswerError, TruncatedAnswerError):
     """An answer that the token limit cut."""

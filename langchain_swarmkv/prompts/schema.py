@@ -28,15 +28,24 @@ class OutputSchema:
     name: str
     description: str
     json_schema: dict[str, Any]
-    validate: Callable[[Any], Any]
-    """Makes the object that the user gets from parsed JSON; raises ValueError."""
+    validate: Callable[[str], Any]
+    """Makes the object that the user gets from JSON; raises ValueError."""
     is_dict: bool
     """Whether users get a plain dict, of which parts can be shown while it grows."""
     shown: dict[str, Any]
     """The schema as LangChain shows it in traces."""
 
     def call_options(self, method: str, strict: bool | None = None) -> dict[str, Any]:
-        """The options of a call that asks for it."""
+        """The options of a call that asks for it.
+
+        Raises:
+            ConfigurationError: the method only makes objects, and it is none.
+        """
+        if method != "json_schema" and self.json_schema.get("type", "object") != "object":
+            raise ConfigurationError(
+                f"method={method!r} makes objects, and {self.name!r} is of type "
+                f"{self.json_schema['type']!r}. Use method='json_schema'."
+            )
         if method == "json_mode":
             return {"response_format": {"type": "json_object"}}
         flag = {} if strict is None else {"strict": strict}
@@ -67,8 +76,11 @@ def output_schema(schema: Mapping[str, Any] | type) -> OutputSchema:
     try:
         found = _read(schema)
         json.dumps(found.json_schema)
+    except RecursionError:
+        raise ConfigurationError("The schema is nested too deeply.") from None
     except (PydanticUserError, TypeError, ValueError, NameError) as error:
-        raise ConfigurationError(f"{schema!r} has no JSON schema: {error}") from error
+        what = schema.__name__ if isinstance(schema, type) else f"A {type(schema).__name__}"
+        raise ConfigurationError(f"{what} makes no JSON schema: {error}") from error
     return replace(
         found, name=re.sub(r"[^a-zA-Z0-9_-]", "_", found.name), shown=_shown(schema, found)
     )
@@ -77,7 +89,7 @@ def output_schema(schema: Mapping[str, Any] | type) -> OutputSchema:
 def _shown(schema: Mapping[str, Any] | type, found: OutputSchema) -> dict[str, Any]:
     try:
         return convert_to_json_schema(schema)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, AttributeError, RecursionError):
         return found.json_schema
 
 
@@ -87,20 +99,20 @@ def _read(schema: Mapping[str, Any] | type) -> OutputSchema:
     if not isinstance(schema, type):
         raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
     if issubclass(schema, BaseModel):
-        return _of(schema, schema.model_json_schema(), schema.model_validate, is_dict=False)
+        return _of(schema, schema.model_json_schema(), schema.model_validate_json, is_dict=False)
     if hasattr(schema, "__fields__") and hasattr(schema, "parse_obj"):  # pydantic.v1
         version_1: Any = schema
-        return _of(schema, version_1.schema(), version_1.parse_obj, is_dict=False)
+        return _of(schema, version_1.schema(), version_1.parse_raw, is_dict=False)
     if dataclasses.is_dataclass(schema):
         adapter = TypeAdapter[Any](schema)
-        return _of(schema, adapter.json_schema(), adapter.validate_python, is_dict=False)
+        return _of(schema, adapter.json_schema(), adapter.validate_json, is_dict=False)
     if is_typeddict(schema):
-        return _of(schema, _typed_dict_schema(schema), _same, is_dict=True)
+        return _of(schema, _typed_dict_schema(schema), _checked_dict(schema), is_dict=True)
     raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
 
 
 def _of(
-    schema: type, json_schema: dict[str, Any], validate: Callable[[Any], Any], *, is_dict: bool
+    schema: type, json_schema: dict[str, Any], validate: Callable[[str], Any], *, is_dict: bool
 ) -> OutputSchema:
     description = json_schema.get("description") or ""
     return OutputSchema(schema.__name__, description, json_schema, validate, is_dict, {})
@@ -135,6 +147,19 @@ def _without_doc_of_dict(part: Any) -> Any:
     return [_without_doc_of_dict(item) for item in part] if isinstance(part, list) else part
 
 
+def _checked_dict(schema: type) -> Callable[[str], Any]:
+    try:
+        adapter = TypeAdapter[Any](schema)
+    except PydanticUserError:  # typing.TypedDict before Python 3.12
+        return json.loads
+
+    def validate(text: str) -> Any:
+        adapter.validate_json(text)
+        return json.loads(text)
+
+    return validate
+
+
 def _from_dict(schema: Mapping[str, Any]) -> OutputSchema:
     inner = schema.get("function") if schema.get("type") == "function" else schema
     if isinstance(inner, Mapping) and "name" in inner and "parameters" in inner:
@@ -144,11 +169,7 @@ def _from_dict(schema: Mapping[str, Any]) -> OutputSchema:
         body = dict(schema)
         name = str(body.get("title") or "answer")
         description = str(body.get("description") or "")
-    return OutputSchema(name, description, body, _same, is_dict=True, shown={})
-
-
-def _same(value: Any) -> Any:
-    return value
+    return OutputSchema(name, description, body, json.loads, is_dict=True, shown={})
 
 
 def is_recursive(schema: Mapping[str, Any]) -> bool:

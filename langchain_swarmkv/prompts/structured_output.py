@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from operator import itemgetter
+import math
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import AddableDict, Runnable, RunnableGenerator
 from langchain_core.utils.json import parse_partial_json
 from pydantic import ConfigDict
 from typing_extensions import override
@@ -48,17 +49,19 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
             return self._so_far(message) if self.answer_schema.is_dict else None
         text = self._text(message)
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            raise self._no_json(text, message, error) from error
+            raise (
+                self._cut(text, message) if reason == "length" else self._unfit(text, error)
+            ) from error
+        if reason == "length" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise self._cut(text, message)  # of all of JSON, only a number may go on
         try:
-            return self.answer_schema.validate(value)
+            return self.answer_schema.validate(text)
         except ValueError as error:
             raise self._unfit(text, error) from error
 
-    def _no_json(self, text: str, message: AIMessage, error: Exception) -> AnswerError:
-        if message.response_metadata.get("finish_reason") != "length":
-            return self._unfit(text, error)
+    def _cut(self, text: str, message: AIMessage) -> AnswerError:
         num_tokens = message.usage_metadata["output_tokens"] if message.usage_metadata else None
         return CutAnswerError(
             f"The token limit cut the answer after {num_tokens} tokens, before the object "
@@ -80,7 +83,8 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
         for call in message.tool_calls:
             if call["name"] == self.tool_name:
                 return json.dumps(call["args"])
-        return "\n".join(str(call["args"]) for call in message.invalid_tool_calls)
+        invalid = "\n".join(str(call["args"]) for call in message.invalid_tool_calls)
+        return invalid or str(message.text)
 
     def _so_far(self, message: AIMessage) -> Any:
         try:
@@ -88,6 +92,14 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+
+def _finite(text: str) -> float:
+    """What a number of JSON is; Python would make an infinity of one that is too large."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the numbers that a float holds")
+    return number
 
 
 def answer_object(message: AIMessage, schema: OutputSchema) -> Any:
@@ -105,10 +117,38 @@ def structured(
     llm: Runnable[LanguageModelInput, AIMessage], parser: AnswerObjectParser, *, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
     """The model with the parser behind it; with `include_raw` as LangChain's dict of three."""
-    if not include_raw:
-        return llm | parser
-    parsed = RunnablePassthrough.assign(
-        parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
-    )
-    unparsed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=llm) | parsed.with_fallbacks([unparsed], exception_key="parsing_error")
+    return llm | (_with_raw(parser) if include_raw else parser)
+
+
+def _with_raw(parser: AnswerObjectParser) -> Runnable[AIMessage, dict[str, Any]]:
+    """The parser beside its input, with its error as a value.
+
+    Fallbacks would catch the error too, but in a stream only one of the first piece.
+    """
+
+    def beside(chunks: Iterator[AIMessage]) -> Iterator[dict[str, Any]]:
+        seen: list[AIMessage] = []
+        for chunk in chunks:
+            seen.append(chunk)
+            yield AddableDict(raw=chunk)
+        yield _outcome(parser, seen)
+
+    async def abeside(chunks: AsyncIterator[AIMessage]) -> AsyncIterator[dict[str, Any]]:
+        seen: list[AIMessage] = []
+        async for chunk in chunks:
+            seen.append(chunk)
+            yield AddableDict(raw=chunk)
+        yield _outcome(parser, seen)
+
+    return RunnableGenerator(beside, abeside)
+
+
+def _outcome(parser: AnswerObjectParser, chunks: list[AIMessage]) -> dict[str, Any]:
+    whole: Any = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    try:
+        parsed = parser.invoke(whole)
+    except Exception as error:
+        return AddableDict(parsed=None, parsing_error=error)
+    return AddableDict(parsed=parsed, parsing_error=None)
