@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
-from langchain_core.messages import ToolMessage as Result
+from langchain.agents import create_agent
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    ToolMessage,
+)
+from langchain_core.tools import tool
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.config import SamplingParams
@@ -69,7 +77,7 @@ def make_llm() -> Iterator[MakeLLM]:
     engines: list[SwarmEngine] = []
 
     def make(
-        reply: str,
+        reply: str | Callable[[str], str],
         *,
         engine: Callable[..., FakeEngine] = FakeEngine,
         template: str = "qwen3",
@@ -199,7 +207,7 @@ def test_thoughts_come_in_pieces_before_the_text(make_llm: MakeLLM) -> None:
 
 def _talk(answer: AIMessage) -> list[BaseMessage]:
     """A conversation that is still at work on its last question, so the template shows thoughts."""
-    return [HI, answer, Result("a page", tool_call_id=answer.tool_calls[0]["id"])]
+    return [HI, answer, ToolMessage("a page", tool_call_id=answer.tool_calls[0]["id"])]
 
 
 def test_thoughts_are_fed_back_only_where_that_is_asked_for(make_llm: MakeLLM) -> None:
@@ -246,3 +254,31 @@ def test_structured_events_have_a_block_of_thoughts(make_llm: MakeLLM) -> None:
     assert blocks[0]["reasoning"] == THOUGHT
     assert blocks[1]["text"] == "Done."
     assert blocks[2]["args"] == {"query": "a"}
+
+
+@tool
+def search(query: Literal["a", "b"]) -> str:
+    """Find pages."""
+    return f"a page about {query}"
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_an_agent_thinks_before_each_step(make_llm: MakeLLM, keep: bool) -> None:
+    """Its messages hold thoughts apart, and its stream tells them before call and answer."""
+
+    def reply(prompt: str) -> str:
+        return f"{OPENED}\n\n{'Done.' if '<tool_response>' in prompt else CALL}"
+
+    agent = create_agent(make_llm(reply, keep_reasoning=keep), [search])
+    given: Any = {"messages": [HI]}
+    messages = (await agent.ainvoke(given))["messages"]
+    assert [message.content for message in messages] == ["Hi", "", "a page about a", "Done."]
+    thoughts = [message.additional_kwargs.get("reasoning_content") for message in messages]
+    assert thoughts == [None, THOUGHT, None, THOUGHT]
+    kinds = [
+        block["type"]
+        async for chunk, _ in agent.astream(given, stream_mode="messages")
+        for block in chunk.content_blocks
+    ]
+    told = [kind for kind, _ in groupby(kinds)]
+    assert told == ["reasoning", "tool_call_chunk", "text", "reasoning", "text"]
