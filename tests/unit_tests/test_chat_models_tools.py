@@ -238,6 +238,7 @@ def test_one_call_at_a_time(make_llm: MakeLLM) -> None:
 def test_bare_json_is_told_apart_by_its_keys(make_llm: MakeLLM) -> None:
     """A call, or the object that was asked for, though both begin with a name."""
     schema = {
+        "type": "object",
         "properties": {"name": {"enum": ["a"]}, "n": {"enum": [1]}},
         "required": ["name", "n"],
     }
