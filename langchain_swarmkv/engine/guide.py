@@ -43,6 +43,7 @@ _QUOTED_LINE = re.compile(r"\n\s+\d+ \|")
 _stack_size_lock = threading.Lock()
 
 
+@functools.lru_cache(maxsize=128)  # agents bind the same tools at each turn
 def check_guide(guide: str) -> None:
     """Compile a guide for no vocabulary in particular: what any model refuses is refused here.
 

@@ -72,6 +72,8 @@ class AnswerParser:
         self._starts_in_reasoning = starts_in_reasoning
         self._new_call_id = new_call_id
 
+        self.may_think = True
+        """Whether what comes next may belong to thoughts, their tags included."""
         self._parts: list[AnswerPart] = []
         self._num_calls = 0
         self._raw: list[str] = []
@@ -110,6 +112,7 @@ class AnswerParser:
     def _answer(self) -> _Reads[None]:
         marks = self._calls
         yield from self._thoughts()
+        self.may_think = False
         missing = yield from self._text() if self._trigger else self._bare_call()
         while marks and missing is not None:
             missing = yield from self._call(missing, marks)

@@ -13,7 +13,7 @@ from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.prompts.answer_parser import AnswerParser
 from langchain_swarmkv.prompts.answer_parts import AnswerPart, CallEnd, ReasoningPart
 from langchain_swarmkv.prompts.answers import PartChunks, finished_message, last_chunk
-from langchain_swarmkv.scheduling.request import RequestHandle, RequestResult
+from langchain_swarmkv.scheduling.request import RequestHandle, RequestResult, TokenChunk
 
 __all__ = ["Answering"]
 
@@ -37,7 +37,6 @@ class Answering:
         self._tokenizer = tokenizer
         self._part_chunks = PartChunks()
         self._parts: list[AnswerPart] = []
-        self._may_think = True
         self._num_thought_tokens = 0
 
     def __enter__(self) -> Self:
@@ -54,25 +53,26 @@ class Answering:
     def chunks(self) -> Iterator[ChatGenerationChunk]:
         """The chunks as they come; the last has no text, but usage and metadata."""
         for piece in self.handle:
-            yield from self._take(self._parser.push(piece.text), len(piece.token_ids))
+            yield from self._read(piece)
         yield from self._take(self._parser.finish())
         yield self._last(self.handle.result())
 
     async def achunks(self) -> AsyncGenerator[ChatGenerationChunk]:
         """Like `chunks`, on any event loop."""
         async for piece in self.handle:
-            for chunk in self._take(self._parser.push(piece.text), len(piece.token_ids)):
+            for chunk in self._read(piece):
                 yield chunk
         for chunk in self._take(self._parser.finish()):
             yield chunk
         yield self._last(await self.handle.aresult())
 
-    def _take(self, parts: list[AnswerPart], num_tokens: int = 0) -> list[ChatGenerationChunk]:
+    def _read(self, piece: TokenChunk) -> list[ChatGenerationChunk]:
+        if self._parser.may_think:
+            self._num_thought_tokens += len(piece.token_ids)
+        return self._take(self._parser.push(piece.text))
+
+    def _take(self, parts: list[AnswerPart]) -> list[ChatGenerationChunk]:
         self._parts += parts
-        # Thoughts come first: what was written before anything else is theirs, tags included.
-        self._may_think = self._may_think and all(isinstance(p, ReasoningPart) for p in parts)
-        if self._may_think:
-            self._num_thought_tokens += num_tokens
         return self._part_chunks.chunks(parts)
 
     def _last(self, result: RequestResult) -> ChatGenerationChunk:

@@ -6,6 +6,7 @@ A tool is kept as OpenAI's function dict, which chat templates read: `{"type": "
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -34,6 +35,7 @@ Tool: TypeAlias = dict[str, Any]
 _TYPE_NAMES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _FIXED_KEYS = frozenset({"name", "description", "parameters", "properties", "required", "type"})
 _MODES = ("auto", "none", "any", "required")
+_NAME = re.compile(r"[\w.:/-]+( [\w.:/-]+)*")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -113,6 +115,11 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not name or not isinstance(name, str):
         raise ConfigurationError(f"A tool needs a function with a name: {tool!r}.")
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"The tool name {name!r} could not be told from the markup of a call; use letters, "
+            "digits, '_', '-', '.', ':', '/' and single spaces."
+        )
     parameters = _whole_parameters(tool) or function.get("parameters") or _NO_PARAMETERS
     if not isinstance(parameters, Mapping):
         raise ConfigurationError(f"The parameters of the tool {name!r} are no JSON schema.")

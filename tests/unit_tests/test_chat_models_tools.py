@@ -20,8 +20,10 @@ from pydantic import BaseModel
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.fake import FakeEngine
+from langchain_swarmkv.engine.fake_tokenizer import CHATML
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from tests.unit_tests.prompts.call_templates import TEMPLATES
 
 Reply = str | Callable[[str], str]
 MakeLLM = Callable[..., ChatSwarmKV]
@@ -32,8 +34,9 @@ def make_llm() -> Iterator[MakeLLM]:
     """Models whose every answer is a reply, or made of the prompt by one; closed at the end."""
     engines: list[SwarmEngine] = []
 
-    def make(reply: Reply, **options: Any) -> ChatSwarmKV:
-        engines.append(SwarmEngine(FakeEngine(reply=reply, num_cells=16384)))
+    def make(reply: Reply, *, template: str = CHATML, **options: Any) -> ChatSwarmKV:
+        engine = FakeEngine(reply=reply, num_cells=16384, chat_template=template)
+        engines.append(SwarmEngine(engine))
         return ChatSwarmKV(engine=engines[-1], **{"max_tokens": 1000, **options})
 
     yield make
@@ -230,6 +233,28 @@ def test_one_call_at_a_time(make_llm: MakeLLM) -> None:
     """Where the caller wants that, the answer ends after the first."""
     bound = make_llm(REPLIES["two"]).bind_tools(TOOLS, parallel_tool_calls=False)
     assert calls_of(bound.invoke("Hi")) == [SEALS]
+
+
+def test_bare_json_is_told_apart_by_its_keys(make_llm: MakeLLM) -> None:
+    """A call, or the object that was asked for, though both begin with a name."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a"]}, "n": {"enum": [1]}},
+        "required": ["name", "n"],
+    }
+    options: dict[str, Any] = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema},
+    }
+    found = '{"name": "a", "n": 1}'
+    made = '{"name": "search", "parameters": {"query": "seals"}}'
+    for reply, text, calls in ((found, found, []), (made, "", [SEALS])):
+        llm = make_llm(reply, template=TEMPLATES["like-llama-3"])
+        bound = llm.bind_tools(TOOLS, response_format=options)
+        for message in (bound.invoke("Hi"), summed(bound.stream("Hi"))):
+            assert message.content == text
+            assert calls_of(message) == calls
+            assert message.invalid_tool_calls == []
 
 
 # -- streams -------------------------------------------------------------------------------------

@@ -14,7 +14,12 @@ from llguidance import LLMatcher
 from langchain_swarmkv.engine import guide as guide_module
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.engine.fake_tokenizer import BOS_ID, END_ID, START_ID, FakeTokenizer
-from langchain_swarmkv.engine.guide import MAX_GUIDE_BYTES, GuideCompiler, GuideMatcher
+from langchain_swarmkv.engine.guide import (
+    MAX_GUIDE_BYTES,
+    GuideCompiler,
+    GuideMatcher,
+    check_guide,
+)
 from langchain_swarmkv.errors import GrammarError
 
 
@@ -184,3 +189,19 @@ def test_threads_started_later_have_the_stack_they_had() -> None:
     before = threading.stack_size()
     matcher('start: "a"')
     assert threading.stack_size() == before
+
+
+def test_a_guide_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents bind the same tools at each turn; a refusal is told each time."""
+    checked: list[str] = []
+
+    def check(guide: str, **_: object) -> str:
+        checked.append(guide)
+        return "no" if "wrong" in guide else ""
+
+    monkeypatch.setattr(LLMatcher, "validate_grammar", check)
+    for _ in range(2):
+        check_guide('start: "checked once"')
+        with pytest.raises(GrammarError):
+            check_guide('start: "wrong"')
+    assert checked == ['start: "checked once"', *['start: "wrong"'] * 2]

@@ -5,6 +5,7 @@ A template's own words must pass, token by token, or a model would be pushed off
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
-from langchain_swarmkv.engine.guide import GuideCompiler
+from langchain_swarmkv.engine.guide import GuideCompiler, GuideMatcher
 from langchain_swarmkv.errors import GrammarError
 from langchain_swarmkv.prompts.call import Call
 from langchain_swarmkv.prompts.encoder import Ask, Thinking
 from langchain_swarmkv.prompts.guides import MAX_PARALLEL_CALLS
+from tests.unit_tests.prompts.answer_cases import calls_of, invalid_of, joined, text_of
 from tests.unit_tests.prompts.call_templates import CONTROLS, FORMATS, Model, model
 from tests.unit_tests.prompts.vocabularies import MarkedTokenizer
 
@@ -51,15 +53,18 @@ class Writer:
 
     def __init__(self, talker: Model, **options: Any) -> None:
         self.tokenizer = talker.tokenizer
-        call = Call.read({"tools": TOOLS, **options})
-        prompt = talker.encoder.prompt([HI], call.ask(keep_reasoning=False))
+        self.call = Call.read({"tools": TOOLS, **options})
+        prompt = talker.encoder.prompt([HI], self.call.ask(keep_reasoning=False))
         self.thinking = prompt.thinking
-        self._guide = call.guide(talker.encoder.answers, prompt.thinking)
+        self._guide = self.call.guide(talker.encoder.answers, prompt.thinking)
+
+    def start(self) -> GuideMatcher:
+        assert self._guide is not None
+        return compiler(self.tokenizer).matcher(self._guide)
 
     def may_write(self, *pieces: str | list[int]) -> bool:
         """Whether an answer may be these texts and tokens, and end there."""
-        assert self._guide is not None
-        at = compiler(self.tokenizer).matcher(self._guide)
+        at = self.start()
         try:
             for piece in pieces:
                 for token_id in self.tokenizer.ids(piece) if isinstance(piece, str) else piece:
@@ -266,3 +271,48 @@ def test_nothing_holds_an_answer_without_calls_or_schema() -> None:
     ):
         call = Call.read({"tools": TOOLS, **options})
         assert call.guide(talker.encoder.answers, Thinking.FREE) is None
+
+
+def random_answer(writer: Writer, draw: random.Random) -> list[int] | None:
+    """Tokens that the guide allows up to an end, markup and closing ones liked; None: no end."""
+    tokenizer, at, ids = writer.tokenizer, writer.start(), list[int]()
+    liked = {*range(256, tokenizer.n_vocab), *b'"}<'}
+    for _ in range(300):
+        allowed = at.allowed().nonzero()[0].tolist()
+        printable = [i for i in allowed if 32 <= i < 127 or i in liked]
+        wanted = [i for i in allowed if i in liked] if draw.random() < 0.4 else printable
+        token_id = draw.choice(wanted or allowed)
+        if tokenizer.is_end(token_id):
+            return ids
+        at.accept(token_id)
+        ids.append(token_id)
+    return None
+
+
+@pytest.mark.parametrize("controls", VOCABULARIES, ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_guide_lets_through_is_read_as_a_call(
+    name: str, controls: tuple[str, ...]
+) -> None:
+    """The parser finds valid calls of known tools in any answer that is held, and nothing else."""
+    draw, talker = random.Random(name), talker_of(name, controls)
+    style = talker.encoder.answers
+    num_read = 0
+    for options in ({}, {"tool_choice": "any"}, {"response_format": SCHEMA}):
+        writer = Writer(talker, **options)
+        for _ in range(8):
+            ids = random_answer(writer, draw)
+            if ids is None:
+                continue
+            num_read += 1
+            parser = writer.call.parser(style, writer.thinking)
+            text = talker.tokenizer.spelled(ids, style.marks.by_token)
+            parts = joined([*parser.push(text), *parser.finish()])
+            calls = calls_of(parts)
+            assert invalid_of(parts) == []
+            assert {called for called, _ in calls} <= {"search", "weather"}
+            assert all("query" in made for called, made in calls if called == "search")
+            if options:
+                assert bool(calls) is not bool(text_of(parts).strip())
+                assert calls or "tool_choice" not in options
+    assert num_read > 8

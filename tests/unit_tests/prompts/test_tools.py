@@ -237,6 +237,10 @@ def test_a_class_that_holds_itself_has_properties(given: Any) -> None:
         ({"type": "function", "function": {"name": ""}}, "needs a function with a name"),
         ({"type": "function", "function": {"name": 3}}, "needs a function with a name"),
         ({"type": "function", "function": {"name": "f", "parameters": "x"}}, "no JSON schema"),
+        ({"name": 'a"b'}, "could not be told from the markup"),
+        ({"name": "a<b>"}, "could not be told from the markup"),
+        ({"name": "a\nb"}, "could not be told from the markup"),
+        (lambda: None, "could not be told from the markup"),
         ({"title": ""}, "needs a function with a name"),
         ({}, "cannot be made a tool"),
         ("search", "cannot be made a tool"),
@@ -249,6 +253,12 @@ def test_what_is_no_function_tool_is_refused(given: Any, said: str) -> None:
     """With the reason, whatever it is."""
     with pytest.raises(ConfigurationError, match=said):
         openai_tools([given])
+
+
+@pytest.mark.parametrize("name", ["get-weather", "server/tool.v1", "a:b", "My Search", "суд_2"])
+def test_names_of_many_kinds_are_taken(name: str) -> None:
+    """Whatever cannot be taken for the markup around it."""
+    assert converted({"name": name})["name"] == name
 
 
 def test_a_name_stands_for_one_tool() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from langchain_swarmkv.engine.contract import SpecialToken
 from langchain_swarmkv.engine.fake import FakeTokenizer
@@ -87,6 +87,10 @@ class MarkedTokenizer(FakeTokenizer):
     def readable(self, token_ids: Sequence[int]) -> str:
         spelled = {token.token_id: text.encode() for text, token in self.special_tokens.items()}
         return b"".join(spelled.get(i) or bytes([i]) for i in token_ids).decode()
+
+    def spelled(self, token_ids: Sequence[int], marks: Mapping[int, str]) -> str:
+        """An ASCII answer with a mark for each control token, as the parser gets it."""
+        return "".join(marks.get(i) or chr(i) for i in token_ids)
 
     def ids(self, text: str) -> list[int]:
         """The ids of a text in which control tokens are spelled out."""
