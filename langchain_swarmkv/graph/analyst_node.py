@@ -61,10 +61,8 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         max_fanout: how many copies `Send` starts at most at once; for the budget.
         schema: the finding is an object of this pydantic class or dataclass, or a dict for a
             TypedDict or a JSON schema. The prompt tells it, and decoding is held to it. Checkpoints
-            keep dicts as they are; to give objects back, LangGraph must know their class: name it
-            in the state (`findings: Annotated[dict[str, Finding], merge_findings]`) and to the
-            saver (`JsonPlusSerializer(allowed_msgpack_modules=[Finding])` as its `serde`), or it
-            warns, and later will give dicts.
+            keep dicts as they are; objects come back from them without a warning if the saver
+            knows the class, as with `serde=JsonPlusSerializer(allowed_msgpack_modules=[Finding])`.
     """
 
     def __init__(

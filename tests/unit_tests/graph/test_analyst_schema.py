@@ -72,6 +72,22 @@ async def test_findings_are_objects(schema: Any, expected: Any, is_async: bool) 
     """Of the class, or dicts; under a key of their own, too."""
     reply = json.dumps(VALUE if schema is not Noted else expected)
     with fake_llm(max_tokens=200, reply=reply) as model:
+        app = fan_out(model, ("a", "b"), schema=schema).compile()
+        found = await app.ainvoke(INPUT) if is_async else app.invoke(INPUT)
+        assert found["findings"] == {"a": expected, "b": expected}
+        node = AnalystNode(model, "?", output_key="why", schema=schema)
+        assert node.invoke(INPUT) == {"why": expected}
+
+
+def test_decoding_is_held_to_the_schema() -> None:
+    """Whatever the model would like to say; the schema's text follows the document."""
+    prompts: list[str] = []
+
+    def reply(prompt: str) -> str:
+        prompts.append(prompt)
+        return "No, thanks." + '"' * 20
+
+    with fake_llm(max_tokens=200, reply=reply) as model:
         app = fan_out(model, ("a", "b"), schema=Finding).compile()
         told = [*app.stream(INPUT, stream_mode=["custom", "values"])]
     found = told[-1][1]["findings"]
