@@ -89,7 +89,7 @@ def test_decoding_is_held_to_the_schema() -> None:
 
     with fake_llm(max_tokens=200, reply=reply) as model:
         app = fan_out(model, ("a", "b"), schema=Finding).compile()
-        told = [*app.stream(INPUT, stream_mode=["custom", "values"])]
+        told: list[Any] = [*app.stream(INPUT, stream_mode=["custom", "values"])]
     found = told[-1][1]["findings"]
     assert all(isinstance(finding, Finding) for finding in found.values())
     cached = [event["cached_tokens"] for _, event in told if event.get("type") == "analyst"]
