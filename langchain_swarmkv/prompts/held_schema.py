@@ -214,9 +214,11 @@ def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _leads_to_schema(reference: str) -> bool:
     keys = iter(reference.partition("#")[2].split("/")[1:])
+    is_list = False
     for key in keys:
-        if key not in _MAPS | _SCHEMAS and not key.isdecimal():
+        if key not in _MAPS | _SCHEMAS and not (is_list and key.isdecimal()):
             return False
+        is_list = key in _SCHEMAS
         if key in _MAPS:
             next(keys, None)
     return True
