@@ -153,6 +153,11 @@ def _closed(part: _Schema) -> _Schema:
 def _exact(part: _Schema) -> _Schema:
     held = {key: value for key, value in part.items() if (key, value) != ("uniqueItems", False)}
     held.pop("$schema", None)
+    # A tuple as old drafts have it; beside one of today's, llguidance would forget the latter.
+    rest = held.pop("additionalItems", True)
+    if isinstance(held.get("items"), list):
+        held["prefixItems"] = held["items"]
+        held["items"] = rest
     name = held.get("format")
     if isinstance(name, str) and (name in _PATTERNS or name in _FORMATS_OF_ANY_STRING):
         del held["format"]

@@ -329,6 +329,9 @@ def test_the_draft_does_not_matter(draft: str) -> None:
     assert takes(guide, '[1, "2024-02-29"]')
     assert not takes(guide, '[1, "2023-02-29"]')
     assert not takes(guide, '[1, "2024-02-29", 1]')
+    mixed = held_guide({**old, "prefixItems": [INTEGER], "additionalItems": False})
+    assert takes(mixed, "[1, 2]")
+    assert not takes(mixed, '["a"]')
 
 
 # -- strings -------------------------------------------------------------------------------------
