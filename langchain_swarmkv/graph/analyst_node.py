@@ -60,7 +60,9 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             needed for the budget where the task depends on the state, and kept to when it runs.
         max_fanout: how many copies `Send` starts at most at once; for the budget.
         schema: the finding is an object of this pydantic class or dataclass, or a dict for a
-            TypedDict or a JSON schema. The prompt tells it, and decoding is held to it.
+            TypedDict or a JSON schema. The prompt tells it, and decoding is held to it. Checkpoints
+            keep dicts as they are; objects come back from them without a warning if the saver
+            knows the class, as with `serde=JsonPlusSerializer(allowed_msgpack_modules=[Finding])`.
     """
 
     def __init__(

@@ -153,6 +153,11 @@ def _closed(part: _Schema) -> _Schema:
 def _exact(part: _Schema) -> _Schema:
     held = {key: value for key, value in part.items() if (key, value) != ("uniqueItems", False)}
     held.pop("$schema", None)
+    # A tuple as old drafts have it; beside one of today's, llguidance would forget the latter.
+    rest = held.pop("additionalItems", True)
+    if isinstance(held.get("items"), list):
+        held["prefixItems"] = held["items"]
+        held["items"] = rest
     name = held.get("format")
     if isinstance(name, str) and (name in _PATTERNS or name in _FORMATS_OF_ANY_STRING):
         del held["format"]
@@ -214,9 +219,11 @@ def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _leads_to_schema(reference: str) -> bool:
     keys = iter(reference.partition("#")[2].split("/")[1:])
+    is_list = False
     for key in keys:
-        if key not in _MAPS | _SCHEMAS and not key.isdecimal():
+        if key not in _MAPS | _SCHEMAS and not (is_list and key.isdecimal()):
             return False
+        is_list = key in _SCHEMAS
         if key in _MAPS:
             next(keys, None)
     return True

@@ -272,7 +272,16 @@ def test_names_and_values_that_look_like_keywords_are_let_be() -> None:
 
 
 @pytest.mark.parametrize(
-    "reference", ["#/$defs/A", "#/properties/a", "https://a.org/s#/$defs/A", "#here", "item"]
+    "reference",
+    [
+        "#/$defs/A",
+        "#/properties/a",
+        "#/properties/c/anyOf/0",
+        "#/properties/d/items",
+        "https://a.org/s#/$defs/A",
+        "#here",
+        "item",
+    ],
 )
 def test_references_of_all_kinds_are_followed(reference: str) -> None:
     """And what they lead to is held, too."""
@@ -280,7 +289,12 @@ def test_references_of_all_kinds_are_followed(reference: str) -> None:
     schema = {
         "$id": "https://a.org/s",
         "$defs": {"A": item, "B": {"$anchor": "here", "type": "string", "format": "date"}},
-        "properties": {"a": {"type": "string", "format": "date"}, "b": {"$ref": reference}},
+        "properties": {
+            "a": {"type": "string", "format": "date"},
+            "b": {"$ref": reference},
+            "c": {"anyOf": [{"format": "date", "type": "string"}]},
+            "d": {"items": {"format": "date", "type": "string"}},
+        },
         "required": ["b"],
     }
     guide = held_guide(schema)
@@ -315,6 +329,9 @@ def test_the_draft_does_not_matter(draft: str) -> None:
     assert takes(guide, '[1, "2024-02-29"]')
     assert not takes(guide, '[1, "2023-02-29"]')
     assert not takes(guide, '[1, "2024-02-29", 1]')
+    mixed = held_guide({**old, "prefixItems": [INTEGER], "additionalItems": False})
+    assert takes(mixed, "[1, 2]")
+    assert not takes(mixed, '["a"]')
 
 
 # -- strings -------------------------------------------------------------------------------------
@@ -389,6 +406,7 @@ def test_patterns_that_dialects_read_differently_are_refused(part: str) -> None:
         ({"contentSchema": {}}, "contentSchema"),
         ({"type": "integer", "required": True}, "required"),
         ({"$ref": "#/x-own/a", "x-own": {"a": {"format": "date"}}}, "#/x-own/a"),
+        ({"$ref": "#/0", "0": {"format": "date"}}, "#/0"),
         ({"format": "date", "minLength": 3}, "with a pattern or a length"),
         ({"uniqueItems": True}, "uniqueItems"),
         ({"x-guidance": {"lenient": True}, "uniqueItems": True}, "uniqueItems"),
