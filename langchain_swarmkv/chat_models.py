@@ -601,10 +601,12 @@ class ChatSwarmKV(BaseChatModel):
                 OpenAI function. Classes give their objects, the others dicts.
             method: "json_schema": the answer is held to the schema while it is written, and the
                 prompt tells it; "function_calling": the same by way of a tool call; "json_mode":
-                held to be some JSON object, and your prompt says which.
+                your prompt says what to write, and the answer is held to the schema if that can
+                be, else to be some JSON object.
             include_raw: give `{"raw": message, "parsed": object, "parsing_error": error}` and
                 raise nothing about the answer.
-            strict: False: the schema is told, and the answer checked, but not held to it.
+            strict: False: the answer is not held to the schema while it is written. Objects of
+                classes and TypedDicts are checked afterwards, dicts of a JSON schema are not.
             kwargs: more options of the call.
 
         Raises:

@@ -101,18 +101,19 @@ def _schema(response_format: object) -> tuple[Mapping[str, Any] | None, str]:
     """What holds the answer, and what the prompt says of it."""
     if response_format is None:
         return None, ""
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    given = response_format if isinstance(response_format, Mapping) else {}
+    kind = given.get("type")
     if kind == "text":
         return None, ""
-    if kind == "json_object":
-        return _ANY_OBJECT, ""
-    found = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
-    body = found if isinstance(found, Mapping) else {}
+    if kind == "json_object" and isinstance(given.get("schema", _ANY_OBJECT), Mapping):
+        return given.get("schema", _ANY_OBJECT), ""
+    body = given["json_schema"] if isinstance(given.get("json_schema"), Mapping) else {}
     schema = body.get("schema")
     if kind != "json_schema" or not isinstance(schema, Mapping):
         raise ConfigurationError(
             f"response_format={response_format!r}: use {{'type': 'json_schema', 'json_schema': "
-            "{'name': ..., 'schema': {...}}}, {'type': 'json_object'} or {'type': 'text'}; or "
+            "{'name': ..., 'schema': {...}}}, {'type': 'json_object'}, with a 'schema' or without, "
+            "or {'type': 'text'}; or "
             "with_structured_output, which also parses the answer."
         )
     instructions = (

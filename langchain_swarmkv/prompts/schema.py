@@ -15,6 +15,7 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from typing_extensions import is_typeddict
 
 from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.prompts.held_schema import check_schema
 
 __all__ = ["OutputSchema", "is_recursive", "output_schema"]
 
@@ -35,6 +36,15 @@ class OutputSchema:
     shown: dict[str, Any]
     """The schema as LangChain shows it in traces."""
 
+    @property
+    def can_be_held(self) -> bool:
+        """Whether decoding can be held to all of it."""
+        try:
+            check_schema(self.json_schema, self.name)
+        except ConfigurationError:
+            return False
+        return True
+
     def call_options(self, method: str, strict: bool | None = None) -> dict[str, Any]:
         """The options of a call that asks for it.
 
@@ -47,7 +57,8 @@ class OutputSchema:
                 f"{self.json_schema['type']!r}. Use method='json_schema'."
             )
         if method == "json_mode":
-            return {"response_format": {"type": "json_object"}}
+            held = {"schema": self.json_schema} if strict is not False and self.can_be_held else {}
+            return {"response_format": {"type": "json_object", **held}}
         flag = {} if strict is None else {"strict": strict}
         if method == "json_schema":
             body = {"name": self.name, "schema": self.json_schema, **flag}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from langchain_swarmkv import ChatSwarmKV
-from tests.support.models import smollm2_path
 
 
 class TestChatSwarmKV(ChatModelIntegrationTests):
@@ -16,15 +17,22 @@ class TestChatSwarmKV(ChatModelIntegrationTests):
     def chat_model_class(self) -> type[ChatSwarmKV]:
         return ChatSwarmKV
 
+    model_path: Path
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _weights_that_round_little(cls, smollm2_f16: Path) -> None:
+        """What a model of this size says can hang on the rounding of others."""
+        cls.model_path = smollm2_f16
+
     @property
     def chat_model_params(self) -> dict[str, object]:
-        # Without a penalty a model of this size repeats itself inside a string until the limit.
-        return {
-            "model_path": smollm2_path(),
-            "n_ctx": 4096,
-            "max_tokens": 256,
-            "repeat_penalty": 1.05,
-        }
+        return {"model_path": self.model_path, "n_ctx": 4096, "max_tokens": 256}
+
+    @property
+    def structured_output_kwargs(self) -> dict[str, object]:
+        # Without a penalty this model repeats itself inside a string until the limit.
+        return {"repeat_penalty": 1.1}
 
     @property
     def supports_json_mode(self) -> bool:
