@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -17,7 +17,7 @@ FINDINGS_KEY = "findings"
 _T = TypeVar("_T")
 
 
-def merge_findings(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> dict[str, str]:
+def merge_findings(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
     """Reducer of `findings`: the union; an analyst that runs again replaces what it had written.
 
     Args:
@@ -46,5 +46,5 @@ class SwarmState(TypedDict, total=False):
     """The text that every analyst reads."""
     document_ref: Annotated[DocumentRef, keep_last]
     """Written by the document node."""
-    findings: Annotated[dict[str, str], merge_findings]
-    """Each analyst's answer, by the analyst's name."""
+    findings: Annotated[dict[str, Any], merge_findings]
+    """Each analyst's answer, by the analyst's name: a text, or the object of its schema."""

@@ -116,8 +116,9 @@ def _schema(response_format: object) -> tuple[Mapping[str, Any] | None, str]:
             "or {'type': 'text'}; or "
             "with_structured_output, which also parses the answer."
         )
-    instructions = (
-        "Answer with JSON alone, as this JSON schema describes it:\n"
-        f"{json.dumps(schema, ensure_ascii=False)}"
-    )
+    try:
+        text = json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"The schema of response_format is no JSON: {error}.") from error
+    instructions = f"Answer with JSON alone, as this JSON schema describes it:\n{text}"
     return (None if body.get("strict") is False else schema), instructions

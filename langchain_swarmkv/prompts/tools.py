@@ -99,13 +99,24 @@ def openai_tools(tools: Sequence[ToolLike], *, strict: bool | None = None) -> li
     for converted in (_openai_tool(tool, strict) for tool in tools):
         name = converted["function"]["name"]
         known = by_name.setdefault(name, converted)
-        if _parameter_names(known) != _parameter_names(converted):
+        if _held(known) != _held(converted):
             raise ConfigurationError(f"Two tools are named {name!r}; give each its own name.")
     return list(by_name.values())
 
 
-def _parameter_names(tool: Tool) -> set[str]:
-    return set(tool["function"]["parameters"].get("properties") or ())
+def _held(tool: Tool) -> Any:
+    """What calls are held to, without the titles that pydantic writes and LangChain drops."""
+    return _without_titles(tool["function"]["parameters"])
+
+
+def _without_titles(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {
+            key: _without_titles(value)
+            for key, value in part.items()
+            if key != "title" or not isinstance(value, str)
+        }
+    return [_without_titles(item) for item in part] if isinstance(part, (list, tuple)) else part
 
 
 def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
