@@ -100,7 +100,7 @@ class ChatSwarmKV(DocumentModel):
     @override
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type,
+        schema: dict[str, Any] | type | None,
         *,
         method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
         include_raw: bool = False,
@@ -111,7 +111,8 @@ class ChatSwarmKV(DocumentModel):
 
         Args:
             schema: a pydantic class (v2 or v1), a dataclass, a TypedDict, a JSON schema, or an
-                OpenAI function. Classes give their objects, the others dicts.
+                OpenAI function. Classes give their objects, the others dicts. None, with
+                "json_mode": any object.
             method: "json_schema": the answer is held to the schema while it is written, and the
                 prompt tells it; "function_calling": the same by way of a tool call; "json_mode":
                 your prompt says what to write, and the answer is held to the schema if that can
@@ -129,7 +130,9 @@ class ChatSwarmKV(DocumentModel):
         """
         if method not in _METHODS:
             raise ConfigurationError(f"method={method!r}: use {', '.join(_METHODS)}.")
-        found = output_schema(schema)
+        if schema is None and method == "json_mode":
+            schema = {"type": "object"}
+        found = output_schema(schema)  # type: ignore[arg-type]
         options = {**kwargs, **found.call_options(method, strict)}
         self._check_options(options)
         tracing = {"kwargs": {"method": method}, "schema": found.shown}

@@ -32,9 +32,10 @@ from langchain_swarmkv.config import (
     SamplingParams,
     SnapshotPolicy,
     SnapshotSettings,
+    Stop,
 )
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.errors import ConfigurationError, ModelError
 from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
 from langchain_swarmkv.prompts.counting import count_prompt
 from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
@@ -52,6 +53,23 @@ _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
 _SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens", *CALL_OPTIONS)
+
+_OTHERS_NAMES = {
+    "base_url": "model_path: the model runs in this process",
+    "format": "with_structured_output",
+    "max_completion_tokens": "max_tokens",
+    "model": "model_path",
+    "model_name": "model_path",
+    "num_ctx": "n_ctx",
+    "num_gpu": "n_gpu_layers",
+    "num_predict": "max_tokens",
+    "num_thread": "n_threads",
+    "reasoning": "chat_template_kwargs={'enable_thinking': ...}",
+    "request_timeout": "timeout",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+}
+"""What other chat models call options that this one has, too."""
 
 _Settings = TypeVar("_Settings", bound=BaseModel)
 
@@ -94,7 +112,7 @@ class EngineModel(BaseChatModel):
     penalty_window_tokens: int = 64
     seed: int | None = None
     logit_bias: dict[int, float] = Field(default_factory=dict)
-    stop: tuple[str, ...] = ()
+    stop: Stop = ()
     logprobs: int | None = None
     grammar: str | None = None
     guide: str | None = None
@@ -129,12 +147,18 @@ class EngineModel(BaseChatModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _path_from_environment(cls, given: Any) -> Any:
+    def _read_options(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name in given:
+            if name in _OTHERS_NAMES:
+                raise ValueError(f"{name}: it is {_OTHERS_NAMES[name]} here.")
+        # None is how other models' options say "as it is".
+        options = {name: value for name, value in given.items() if value is not None}
         path = os.environ.get(MODEL_PATH_VARIABLE)
-        names_model = isinstance(given, Mapping) and (
-            given.get("model_path") or given.get("engine")
-        )
-        return given if names_model or not path else {**given, "model_path": path}
+        if path and "model_path" not in options and "engine" not in options:
+            options["model_path"] = path
+        return options
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -218,11 +242,23 @@ class EngineModel(BaseChatModel):
                 f"{name} cannot be changed any more, others may use the engine. Use "
                 f"model_copy(update={{{name!r}: ...}}) or make a new object."
             )
+        if name not in _SAMPLING_FIELDS:
+            super().__setattr__(name, value)
+            return
+        before = getattr(self, name)
         super().__setattr__(name, value)
+        try:
+            self._sampling_params(None, {})
+        except ConfigurationError:
+            super().__setattr__(name, before)
+            raise
 
     @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy on the same engine, or on another one if its settings are updated."""
+        unknown = sorted(set(update or ()) - set(type(self).model_fields))
+        if unknown:
+            raise ConfigurationError(f"ChatSwarmKV has no field {', '.join(unknown)}.")
         copied = super().model_copy(update=update, deep=deep)
         if copied._seat.key != copied._engine_key:
             copied._seat = copied._seat.move(copied._engine_key)
@@ -256,9 +292,11 @@ class EngineModel(BaseChatModel):
             return super().__getattr__(name)
 
     def _own_profile(self) -> ModelProfile:
-        n_ctx = self.n_ctx
-        if self.engine is not None:
-            n_ctx = min(self.engine.limits.num_cells, self.engine.facts.n_ctx_train)
+        n_ctx = self.n_ctx if self.engine is None else self.engine.limits.num_cells
+        try:
+            n_ctx = min(n_ctx, self.tokenizer.n_ctx_train)
+        except ModelError:
+            pass  # there is no such file yet
         return ModelProfile(
             name=self.model_name,
             # The largest prompt that has room for its answer.
@@ -325,6 +363,7 @@ class EngineModel(BaseChatModel):
 
         Parts of a history that are no conversation by themselves count too; see `count_prompt`.
         """
+        messages = as_messages(messages)
         return count_prompt(lambda part: self.prompt_token_ids(part, tools=tools), messages)
 
     # -- what a call is made of -------------------------------------------------------------------
@@ -336,11 +375,14 @@ class EngineModel(BaseChatModel):
         unknown = set(options) - {*_SAMPLING_FIELDS, *_CALL_OPTIONS, "stream"}
         if unknown:
             raise ConfigurationError(
-                f"ChatSwarmKV does not know the option(s) {', '.join(sorted(unknown))}. A call "
-                f"takes {', '.join(sorted((*_SAMPLING_FIELDS, *_CALL_OPTIONS)))}.",
+                f"A call does not take the option(s) {', '.join(sorted(unknown))}; it takes "
+                f"{', '.join(sorted((*_SAMPLING_FIELDS, *_CALL_OPTIONS)))}. What else the model "
+                "has is changed by model_copy(update={...}).",
                 unknown=sorted(unknown),
             )
-        values = {name: options.get(name, getattr(self, name)) for name in _SAMPLING_FIELDS}
+        # None is how other models' options say "as it is".
+        given = {name: value for name, value in options.items() if value is not None}
+        values = {name: given.get(name, getattr(self, name)) for name in _SAMPLING_FIELDS}
         if stop is not None:
             values["stop"] = stop
         return validated(SamplingParams, values)

@@ -47,7 +47,11 @@ _PATTERNS = {"date": DATE, "time": TIME, "date-time": DATE_TIME, "duration": DUR
 _FORMATS = frozenset({*_PATTERNS, "email", "ipv4", "ipv6", "uri", "uuid"})
 # Of pydantic's own; they say what a string is for, and every string is one.
 _FORMATS_OF_ANY_STRING = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-_UNHELD = ("contentSchema", "contentEncoding", "contentMediaType")
+_UNHELD = (
+    *("contentSchema", "contentEncoding", "contentMediaType", "dependentRequired"),
+    *("dependentSchemas", "if", "not", "propertyNames", "unevaluatedItems"),
+    *("unevaluatedProperties", "uniqueItems"),
+)
 _NUMBERS = (
     "minimum",
     "maximum",
@@ -197,7 +201,7 @@ def _all_schemas(schema: Any) -> list[Mapping[str, Any]]:
 def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
     """What llguidance would pass over, or read otherwise."""
     for key in _UNHELD:
-        if key in part:
+        if part.get(key, False) is not False:
             yield key
     if not isinstance(part.get("required", []), (list, tuple)):
         yield "a `required` that is no list"
