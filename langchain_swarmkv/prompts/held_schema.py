@@ -21,6 +21,7 @@ A multiple of a decimal fraction is one in decimal numbers, though not always in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,8 @@ _NUMBERS = (
     "enum",
 )
 _MAX_EXACT = 2**53
+# What JSON writes as \u.... alone, and llguidance does not write here.
+_UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 # Where a schema holds schemas: one or a list of them, or one for each key.
 _SCHEMAS = frozenset(
@@ -203,6 +206,11 @@ def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
     for key in _UNHELD:
         if part.get(key, False) is not False:
             yield key
+    fixed = [part.get("const"), *(part.get("enum") or ())]
+    if any(isinstance(text, str) and _UNWRITABLE.search(text) for text in fixed):
+        yield "a control character in const or enum"
+    if not isinstance(part.get("properties", {}), Mapping):
+        yield "`properties` that are no mapping"
     if not isinstance(part.get("required", []), (list, tuple)):
         yield "a `required` that is no list"
     name, pattern = part.get("format"), part.get("pattern")
