@@ -195,11 +195,12 @@ def test_a_guide_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents bind the same tools at each turn; a refusal is told each time."""
     checked: list[str] = []
 
-    def check(guide: str, **_: object) -> str:
+    def compile_guide(guide: str, _: object) -> None:
         checked.append(guide)
-        return "no" if "wrong" in guide else ""
+        if "wrong" in guide:
+            raise GrammarError("no")
 
-    monkeypatch.setattr(LLMatcher, "validate_grammar", check)
+    monkeypatch.setattr(guide_module, "_compile", compile_guide)
     for _ in range(2):
         check_guide('start: "checked once"')
         with pytest.raises(GrammarError):
