@@ -149,7 +149,7 @@ def test_a_call_is_written_as_the_template_writes_it(
 def test_several_calls_are_written_only_where_they_are_wanted(
     name: str, options: dict[str, Any]
 ) -> None:
-    """By a model that knows how, unless the caller wants one, or names the one that it wants."""
+    """By a model that knows how, where it need not call or the caller says so; never of a name."""
     talker = talker_of(name)
     call = as_written(talker, SEARCH)
     other = as_written(talker, WEATHER)
@@ -159,7 +159,9 @@ def test_several_calls_are_written_only_where_they_are_wanted(
     assert one.may_write(call)
     if name in MANY:
         both = as_written(talker, SEARCH, WEATHER)
-        assert Writer(talker, **options).may_write(both) is not is_named
+        assert Writer(talker, **options).may_write(both) is ("tool_choice" not in options)
+        several = Writer(talker, parallel_tool_calls=True, **options)
+        assert several.may_write(both) is not is_named
         assert not one.may_write(both)
     else:
         assert not Writer(talker, **options).may_write(call, other)
