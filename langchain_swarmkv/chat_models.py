@@ -446,14 +446,12 @@ class ChatSwarmKV(BaseChatModel):
         ids = self._encoder.shared_prefix(messages)
         text, instructions = document_parts(messages)
         document = self._document(ids, text, instructions)
-        handle = self._engine().submit(
+        handle = self._send(
             ids,
             SamplingParams(max_tokens=0),
             name=_request_name(config),
-            cache_salt=self.cache_salt,
             pin=document.ref["digest"] if pin else None,
             persist=persist,
-            timeout_seconds=self.timeout,
         )
         return document, handle
 
@@ -643,19 +641,26 @@ class ChatSwarmKV(BaseChatModel):
         if guide is not None:
             params = _guided(params, guide)
         parser = call.parser(style, prompt.thinking)
+        handle = self._send(
+            prompt.ids,
+            params,
+            name=options.get("request_name", ""),
+            keep_prefix=options.get("keep_prefix", True),
+            marks=style.marks.by_token,
+        )
+        return Answering(handle, parser, self.model_name, self.tokenizer)
+
+    def _send(self, ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
         try:
-            handle = self._engine().submit(
-                prompt.ids,
+            return self._engine().submit(
+                ids,
                 params,
-                name=options.get("request_name", ""),
                 cache_salt=self.cache_salt,
-                keep_prefix=options.get("keep_prefix", True),
                 timeout_seconds=self.timeout,
-                marks=style.marks.by_token,
+                **options,
             )
         except ContextBudgetError as error:
             raise PromptOverflowError(str(error), **error.facts) from error
-        return Answering(handle, parser, self.model_name, self.tokenizer)
 
     async def _asubmit(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
