@@ -131,6 +131,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.timeout(900)
 def test_every_way_to_ask_gives_one_answer(smollm2_f16: Path) -> None:
     """invoke, stream, ainvoke, astream and batch on 20 prompts, on weights that round little."""
     with ChatSwarmKV(model_path=smollm2_f16, n_ctx=4096, max_tokens=12) as llm:
