@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 __all__ = [
     "MAX_SEQUENCES",
@@ -22,6 +22,7 @@ __all__ = [
     "SamplingParams",
     "SnapshotPolicy",
     "SnapshotSettings",
+    "Stop",
 ]
 
 MAX_SEQUENCES = 256
@@ -213,6 +214,14 @@ class EngineConfig(BaseModel):
         return "cpu" if self.n_gpu_layers == 0 else "cuda:0"
 
 
+def _one_or_many(stop: object) -> object:
+    return (stop,) if isinstance(stop, str) else stop
+
+
+Stop = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+"""Stop strings; one alone may be given as such."""
+
+
 class SamplingParams(BaseModel):
     """How one request picks its tokens. From the second step on, the order is llama.cpp's own.
 
@@ -243,7 +252,7 @@ class SamplingParams(BaseModel):
     """Seed of the draw. None: a new one each time; the result tells which."""
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Added to the logits of these token ids, up to a million; -inf forbids a token."""
-    stop: tuple[str, ...] = ()
+    stop: Stop = ()
     """Generation ends before any of these; they are not part of the text."""
     logprobs: Annotated[int, Field(ge=0, le=64)] | None = None
     """Report each token's log probability and that many alternatives; None: neither."""

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -51,11 +52,22 @@ def check_guide(guide: str) -> None:
         GrammarError: it is too large, or llguidance refuses it.
     """
     _check_size(guide)
-    reason = _on_deep_stack(
-        lambda: _told(lambda: LLMatcher.validate_grammar(guide, limits=_limits()))
-    )
-    if reason:
-        raise _refusal(guide, reason)
+    _on_deep_stack(lambda: _compile(guide, _byte_vocabulary()))
+
+
+@functools.cache
+def _byte_vocabulary() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _compile(guide: str, vocabulary: LLTokenizer) -> LLMatcher:
+    matcher = _told(lambda: LLMatcher(vocabulary, guide, log_level=0, limits=_limits()))
+    if matcher.is_error():
+        raise _refusal(guide, matcher.get_error())
+    # Some faults show only with the first token.
+    trial = GuideMatcher(matcher.deep_copy(), vocabulary.vocab_size)
+    trial.accept(int(trial.allowed().argmax()))
+    return matcher
 
 
 def _check_size(guide: str) -> None:
@@ -121,49 +133,46 @@ class GuideCompiler:
         self._lock = threading.Lock()
         self._vocabulary_lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._in_use: WeakValueDictionary[str, Future[LLMatcher]] = WeakValueDictionary()
 
-    def check(self, guide: str) -> None:
-        """Compile a guide, so that `matcher` finds it ready.
+    def check(self, guide: str) -> object:
+        """Compile a guide.
+
+        Returns:
+            What to keep for as long as `matcher` must find it ready.
 
         Raises:
             GrammarError: it is too large, or llguidance refuses it.
         """
         _check_size(guide)
-        self._ready(guide)
+        return self._ready(guide)
 
     def matcher(self, guide: str) -> GuideMatcher:
         """A matcher at the beginning of a guide; raises as `check`."""
-        self.check(guide)
-        return GuideMatcher(self._ready(guide).deep_copy(), self._tokenizer.n_vocab)
+        _check_size(guide)
+        return GuideMatcher(self._ready(guide).result().deep_copy(), self._tokenizer.n_vocab)
 
-    def _ready(self, guide: str) -> LLMatcher:
+    def _ready(self, guide: str) -> Future[LLMatcher]:
         """The compiled guide; of callers that come together, one compiles it and all wait."""
         with self._lock:
-            known = self._compiled.pop(guide, None)
+            known = self._compiled.pop(guide, None) or self._in_use.get(guide)
             compiled = known or Future()
-            self._compiled[guide] = compiled
+            self._compiled[guide] = self._in_use[guide] = compiled
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         if known is None:
             try:
-                compiled.set_result(_on_deep_stack(lambda: self._compile(guide)))
+                compiled.set_result(_on_deep_stack(lambda: _compile(guide, self._vocabulary)))
             except BaseException as error:
                 with self._lock:
                     self._compiled.pop(guide, None)
+                    self._in_use.pop(guide, None)
                 # An interrupt is this caller's alone.
                 interrupted = GrammarError("Who compiled this guide was interrupted; try again.")
                 compiled.set_exception(error if isinstance(error, SwarmKVError) else interrupted)
                 raise
-        return compiled.result()
-
-    def _compile(self, guide: str) -> LLMatcher:
-        matcher = _told(lambda: LLMatcher(self._vocabulary, guide, log_level=0, limits=_limits()))
-        if matcher.is_error():
-            raise _refusal(guide, matcher.get_error())
-        # Some faults show only with the first token.
-        trial = GuideMatcher(matcher.deep_copy(), self._tokenizer.n_vocab)
-        trial.accept(int(trial.allowed().argmax()))
-        return matcher
+        compiled.result()
+        return compiled
 
     @property
     def _vocabulary(self) -> LLTokenizer:

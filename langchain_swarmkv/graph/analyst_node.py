@@ -63,6 +63,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             TypedDict or a JSON schema. The prompt tells it, and decoding is held to it. Checkpoints
             keep dicts as they are; objects come back from them without a warning if the saver
             knows the class, as with `serde=JsonPlusSerializer(allowed_msgpack_modules=[Finding])`.
+        strict: False: the finding is checked, but not held to the schema while it is written.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         max_task_tokens: int | None = None,
         max_fanout: int | None = None,
         schema: dict[str, Any] | type | None = None,
+        strict: bool | None = None,
     ) -> None:
         check_llm(llm)
         check_task(task)
@@ -99,7 +101,9 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         self.max_task_tokens = max_task_tokens
         self.max_fanout = max_fanout
         self.schema = None if schema is None else output_schema(schema)
-        self.call_options = {} if self.schema is None else self.schema.call_options("json_schema")
+        self.call_options = (
+            {} if self.schema is None else self.schema.call_options("json_schema", strict)
+        )
         """What each call asks for besides its messages."""
         Call.read(self.call_options).check()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,7 +29,7 @@ from langchain_swarmkv.prompts.answer_parts import (
     TextPart,
 )
 from langchain_swarmkv.prompts.call_format import CallFormat, Hole, ReasoningTags
-from langchain_swarmkv.prompts.call_marks import CallMarks, is_control, squeezed, without_control
+from langchain_swarmkv.prompts.call_marks import CallMarks, is_control, is_space, without_control
 from langchain_swarmkv.prompts.json_scanner import JsonScanner, parse_object
 
 __all__ = ["AnswerParser", "new_call_id"]
@@ -120,10 +119,10 @@ class AnswerParser:
     def _thoughts(self) -> _Reads[None]:
         if self._reasoning is None:
             return
-        opened = yield from self._optional(squeezed(self._reasoning.opening))
+        opened = yield from self._optional(self._reasoning.opening, exact=True)
         if opened or self._starts_in_reasoning:
             thoughts = _Prose(self._think, leading="", waits=True)
-            yield from self._until(squeezed(self._reasoning.closing), thoughts.push)
+            yield from self._until(self._reasoning.closing, thoughts.push)
             self._leading = ""
 
     def _text(self) -> _Reads[str | None]:
@@ -209,7 +208,7 @@ class AnswerParser:
     def _literal(self, literal: str) -> _Reads[None]:
         for at, expected in enumerate(literal):
             while (char := (yield from self._next(expected))) != expected:
-                if not char.isspace():
+                if not is_space(char):
                     self._take_back(char)
                     rest = without_control(literal[at:]) or "a control token"
                     raise _BrokenCallError(f"The call is malformed: {char!r} instead of {rest!r}.")
@@ -226,7 +225,7 @@ class AnswerParser:
     def _arguments(self, index: int, marks: CallMarks) -> _Reads[str | None]:
         """Read a JSON value and release it, if it is an object; returns what is wrong with it."""
         char = " "
-        while char.isspace():
+        while is_space(char):
             char = yield from self._next()
         if char in ("{", "[", '"'):
             return (yield from self._value(index, char, marks))
@@ -293,8 +292,13 @@ class AnswerParser:
         self._put_back.append(char)
         self._raw.pop()
 
-    def _optional(self, literal: str, *, may_be_cut: bool = False) -> _Reads[str]:
-        """Read `literal`, white space aside; "" and nothing read, if something else comes."""
+    def _optional(
+        self, literal: str, *, exact: bool = False, may_be_cut: bool = False
+    ) -> _Reads[str]:
+        """Read `literal`; "" and nothing read, if something else comes.
+
+        White space before it does not count; nor does that in it, unless it must be `exact`.
+        """
         read: list[str] = []
         at = 0
         while at < len(literal):
@@ -304,31 +308,25 @@ class AnswerParser:
                 at += 1
             elif may_be_cut and at and char == _END:
                 break
-            elif char == _END or not (char.isspace() or is_control(char)):
+            elif char == _END or (exact and at) or not (is_space(char) or is_control(char)):
                 self._put_back += reversed(read)
                 return ""
         return "".join(read)
 
     def _until(self, mark: str, take: Callable[[str], None]) -> _Reads[str]:
-        """Take what comes before `mark`, white space in it aside; returns it as it was written.
+        """Take what comes before `mark`, and return the mark; "": the answer ended, all was taken.
 
-        "": the answer ended, and all of it was taken.
+        The mark is spelled exactly: what is not, the answer's guide has not held.
         """
-        held: deque[str] = deque()
         matched = ""
         while (char := (yield from self._read())) != _END:
-            held.append(char)
-            if matched and char.isspace():
-                continue
             matched += char
             while not mark.startswith(matched):
+                take(matched[0])
                 matched = matched[1:]
-                take(held.popleft())
-                while held and held[0].isspace():
-                    take(held.popleft())
             if matched and matched == mark:
-                return "".join(held)
-        for char in held:
+                return mark
+        for char in matched:
             take(char)
         return ""
 
@@ -352,7 +350,7 @@ class _Prose:
     def push(self, char: str) -> None:
         if is_control(char):
             return
-        if char.isspace() and (self._waits or self._leading is not None):
+        if is_space(char) and (self._waits or self._leading is not None):
             self._space.append(char)
             return
         space = "".join(self._space) if self._leading is None else self._leading

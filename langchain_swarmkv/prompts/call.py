@@ -15,6 +15,7 @@ from langchain_swarmkv.prompts.answer_parser import AnswerParser
 from langchain_swarmkv.prompts.encoder import AnswerStyle, Ask, Thinking
 from langchain_swarmkv.prompts.guides import AnswerRules, answer_guide
 from langchain_swarmkv.prompts.held_schema import check_schema
+from langchain_swarmkv.prompts.plain_json import plain_json
 from langchain_swarmkv.prompts.tools import Tools, openai_tools, tool_choice
 
 __all__ = ["CALL_OPTIONS", "Call"]
@@ -101,7 +102,8 @@ def _schema(response_format: object) -> tuple[Mapping[str, Any] | None, str]:
     """What holds the answer, and what the prompt says of it."""
     if response_format is None:
         return None, ""
-    given = response_format if isinstance(response_format, Mapping) else {}
+    given = plain_json(response_format, "response_format")
+    given = given if isinstance(given, Mapping) else {}
     kind = given.get("type")
     if kind == "text":
         return None, ""
@@ -116,9 +118,6 @@ def _schema(response_format: object) -> tuple[Mapping[str, Any] | None, str]:
             "or {'type': 'text'}; or "
             "with_structured_output, which also parses the answer."
         )
-    try:
-        text = json.dumps(schema, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"The schema of response_format is no JSON: {error}.") from error
+    text = json.dumps(schema, ensure_ascii=False)
     instructions = f"Answer with JSON alone, as this JSON schema describes it:\n{text}"
     return (None if body.get("strict") is False else schema), instructions

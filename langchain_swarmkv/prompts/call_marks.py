@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from langchain_swarmkv.prompts.call_format import CallFormat, Hole, Part, markup_of
 
-__all__ = ["CallMarks", "is_control", "squeezed", "without_control"]
+__all__ = ["CallMarks", "is_control", "is_space", "squeezed", "without_control"]
+
+_SPACE = frozenset(" \t\n\v\f\r")
 
 
 class CallMarks:
@@ -13,9 +15,9 @@ class CallMarks:
     def __init__(self, calls: CallFormat) -> None:
         first = str(calls.call[0])
         self.head = squeezed(calls.opening + first)
-        self.trigger = _sufficient(squeezed(calls.trigger)) if calls.has_markup else ""
+        self.trigger = _sufficient(calls.trigger) if calls.has_markup else ""
         """What opens a call anywhere in the text; "": calls open answers only."""
-        self.after_trigger = self.head[len(self.trigger) :]
+        self.after_trigger = self.head[len(squeezed(self.trigger)) :]
 
         separator = squeezed(calls.separator or "")
         self.next_call = separator or _sufficient(squeezed(markup_of(first) or first))
@@ -65,7 +67,12 @@ def _stop(following: Part) -> str:
 
 def squeezed(text: str) -> str:
     """The text without its white space."""
-    return "".join(text.split())
+    return "".join(char for char in text if not is_space(char))
+
+
+def is_space(char: str) -> bool:
+    """Whether this is white space to guides, whose expressions know that of ASCII alone."""
+    return char in _SPACE
 
 
 def is_control(char: str) -> bool:

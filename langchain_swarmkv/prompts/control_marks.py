@@ -30,11 +30,13 @@ class ControlMarks:
 
     def _marked(self, text: str) -> Iterator[str]:
         for piece in self._segmenter.pieces(text):
-            if isinstance(piece, SpecialToken):
+            if not isinstance(piece, SpecialToken):
+                yield piece
+            elif not self._segmenter.is_control(piece):
+                yield piece.text  # user-defined tokens are text in answers
+            else:
                 free = chr(_FIRST_SURROGATE + len(self._by_token))
                 yield self._by_token.setdefault(piece.token_id, free)
-            else:
-                yield piece
 
     @property
     def by_token(self) -> Mapping[int, str]:

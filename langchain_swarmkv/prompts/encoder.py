@@ -132,7 +132,7 @@ class PromptEncoder:
         """
         prompt = self._conversation(messages, ask)
         text = prompt.render()
-        return EncodedPrompt(self._with_start(prompt.ids(text)), self._thinking(text))
+        return EncodedPrompt(self._with_start(prompt.ids(text)), self._thinking(text, messages))
 
     def _conversation(self, messages: Sequence[BaseMessage], ask: Ask) -> _Prompt:
         converted = template_messages(messages, keep_reasoning=ask.keep_reasoning)
@@ -144,8 +144,10 @@ class PromptEncoder:
             converted = with_user_text(converted, after=ask.instructions)
         return _Prompt(self._segmenter, self._template, converted, ask.tools)
 
-    def _thinking(self, prompt_text: str) -> Thinking:
+    def _thinking(self, prompt_text: str, messages: Sequence[BaseMessage]) -> Thinking:
         tags, text = self._template.reasoning, prompt_text.rstrip()
+        if tags is not None and str(messages[-1].text).rstrip().endswith(tags.opening):
+            return Thinking.FREE  # the message may have written it, not the template
         if tags is None or text.endswith(tags.closing):
             return Thinking.OFF
         return Thinking.BEGUN if text.endswith(tags.opening) else Thinking.FREE
@@ -221,7 +223,7 @@ class PromptEncoder:
         _check_slice(prefix, num_prefix_tokens)
         if num_prefix_tokens < len(document):
             whole = watermark_slice(document, prompt.ids(tail), num_prefix_tokens)
-        return EncodedPrompt(whole, self._thinking(text))
+        return EncodedPrompt(whole, self._thinking(text, messages))
 
 
 def watermark_slice(

@@ -21,6 +21,7 @@ A multiple of a decimal fraction is one in decimal numbers, though not always in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,11 @@ _PATTERNS = {"date": DATE, "time": TIME, "date-time": DATE_TIME, "duration": DUR
 _FORMATS = frozenset({*_PATTERNS, "email", "ipv4", "ipv6", "uri", "uuid"})
 # Of pydantic's own; they say what a string is for, and every string is one.
 _FORMATS_OF_ANY_STRING = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-_UNHELD = ("contentSchema", "contentEncoding", "contentMediaType")
+_UNHELD = (
+    *("contentSchema", "contentEncoding", "contentMediaType", "dependentRequired"),
+    *("dependentSchemas", "if", "not", "propertyNames", "unevaluatedItems"),
+    *("unevaluatedProperties", "uniqueItems"),
+)
 _NUMBERS = (
     "minimum",
     "maximum",
@@ -58,6 +63,8 @@ _NUMBERS = (
     "enum",
 )
 _MAX_EXACT = 2**53
+# What JSON writes as \u.... alone, and llguidance does not write here.
+_UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 # Where a schema holds schemas: one or a list of them, or one for each key.
 _SCHEMAS = frozenset(
@@ -197,8 +204,13 @@ def _all_schemas(schema: Any) -> list[Mapping[str, Any]]:
 def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
     """What llguidance would pass over, or read otherwise."""
     for key in _UNHELD:
-        if key in part:
+        if part.get(key, False) is not False:
             yield key
+    fixed = [part.get("const"), *(part.get("enum") or ())]
+    if any(isinstance(text, str) and _UNWRITABLE.search(text) for text in fixed):
+        yield "a control character in const or enum"
+    if not isinstance(part.get("properties", {}), Mapping):
+        yield "`properties` that are no mapping"
     if not isinstance(part.get("required", []), (list, tuple)):
         yield "a `required` that is no list"
     name, pattern = part.get("format"), part.get("pattern")

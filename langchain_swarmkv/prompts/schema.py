@@ -76,10 +76,19 @@ class OutputSchema:
         }
 
 
+_BODIES = ("parameters", "schema", "input_schema")
+"""Where the schema stands in an OpenAI function, in its response format, in an Anthropic tool."""
+_KEYWORDS = frozenset(
+    {"$ref", "allOf", "anyOf", "const", "enum", "oneOf", "properties", "title", "type"}
+)
+"""One of these at least stands in any schema that says something."""
+
+
 def output_schema(schema: Mapping[str, Any] | type) -> OutputSchema:
     """Read a pydantic class (v2 or v1), a TypedDict, a dataclass, or a dict.
 
-    A dict is a JSON schema, or the schema of an OpenAI function or tool.
+    A dict is a JSON schema, or holds one as OpenAI's functions, tools and response formats do, or
+    Anthropic's tools.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -172,12 +181,16 @@ def _checked_dict(schema: type) -> Callable[[str], Any]:
 
 
 def _from_dict(schema: Mapping[str, Any]) -> OutputSchema:
-    inner = schema.get("function") if schema.get("type") == "function" else schema
-    if isinstance(inner, Mapping) and "name" in inner and "parameters" in inner:
-        name, body = str(inner["name"]), dict(inner["parameters"])
-        description = str(inner.get("description") or "")
+    inner = schema.get(str(schema.get("type")))
+    named = inner if isinstance(inner, Mapping) and "name" in inner else schema
+    body = next((named[key] for key in _BODIES if "name" in named and key in named), None)
+    if isinstance(body, Mapping):
+        name, body = str(named["name"]), dict(body)
+        description = str(named.get("description") or "")
     else:
         body = dict(schema)
+        if body and body.keys().isdisjoint(_KEYWORDS):
+            raise TypeError("it has no keyword of JSON schema")
         name = str(body.get("title") or "answer")
         description = str(body.get("description") or "")
     return OutputSchema(name, description, body, json.loads, is_dict=True, shown={})

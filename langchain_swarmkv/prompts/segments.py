@@ -102,6 +102,7 @@ class Segmenter:
             for text, token in tokenizer.user_defined_tokens.items()
             if _is_marker(text, template_source)
         ]
+        self._control_ids = {special.token_id for special in specials}
         specials += markers
         # llama.cpp looks for the longest text first, everywhere, and length is in bytes.
         self._longest_first = sorted(specials, key=_num_bytes, reverse=True)
@@ -114,6 +115,10 @@ class Segmenter:
         self._guard = _PRIVATE_USE_CHARACTER if adds_space else ""
         self._num_guard_tokens = len(tokenizer.encode(self._guard))
         self._encode_long = lru_cache(maxsize=8)(self._encode_parts)
+
+    def is_control(self, token: SpecialToken) -> bool:
+        """Whether the token adds no text to an answer."""
+        return token.token_id in self._control_ids
 
     def hide_control(self, content: str, stand_ins: StandIns) -> str:
         """The content with a stand-in wherever a part of it could be read as control."""

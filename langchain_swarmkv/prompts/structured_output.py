@@ -58,7 +58,7 @@ class AnswerObjectParser(BaseCumulativeTransformOutputParser[Any]):
             raise self._cut(text, message)  # of all of JSON, only a number may go on
         try:
             return self.answer_schema.validate(text)
-        except ValueError as error:
+        except Exception as error:  # validators of users may raise anything
             raise self._unfit(text, error) from error
 
     def _cut(self, text: str, message: AIMessage) -> AnswerError:

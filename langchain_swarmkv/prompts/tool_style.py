@@ -63,6 +63,7 @@ _CALLS = (
     ("oOmega789", "probe_alpha", {"key_alpha": "value_omega"}),
 )
 _RESULT = "result_of_the_probe"
+_MIN_TRIGGER_CHARS = 3
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def _format(calls: _Calls, joint: str | None) -> CallFormat | None:
     )
     found = CallFormat(opening, call, separator, closing)
     # Something must tell a call from text: markup, or that it is JSON.
-    return found if found.trigger[:1] in ("<", "[", "{") and call.count(Hole.ID) <= 1 else None
+    is_told = found.trigger[:1] in ("<", "[", "{") and len(found.trigger) >= _MIN_TRIGGER_CHARS
+    return found if is_told and call.count(Hole.ID) <= 1 else None
 
 
 def _common_start(first: str, second: str) -> str:

@@ -17,6 +17,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from typing_extensions import is_typeddict
 
 from langchain_swarmkv.errors import ConfigurationError
+from langchain_swarmkv.prompts.plain_json import plain_json
 from langchain_swarmkv.prompts.schema import is_recursive, output_schema
 
 __all__ = [
@@ -95,8 +96,12 @@ def openai_tools(tools: Sequence[ToolLike], *, strict: bool | None = None) -> li
     Raises:
         ConfigurationError: one is no function tool, or two different ones have one name.
     """
+    try:
+        given = list(tools)
+    except TypeError:
+        raise ConfigurationError(f"tools={tools!r}: give a list of tools.") from None
     by_name: dict[str, Tool] = {}
-    for converted in (_openai_tool(tool, strict) for tool in tools):
+    for converted in (_openai_tool(tool, strict) for tool in given):
         name = converted["function"]["name"]
         known = by_name.setdefault(name, converted)
         if _held(known) != _held(converted):
@@ -136,6 +141,7 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
         raise ConfigurationError(f"The parameters of the tool {name!r} are no JSON schema.")
     description = function.get("description") or ""
     function = {**function, "description": description, "parameters": parameters}
+    function = plain_json(function, f"The tool {name!r}")
     if strict is not None:
         function["strict"] = strict
     return {"type": "function", "function": function}

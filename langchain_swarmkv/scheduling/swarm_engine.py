@@ -163,8 +163,9 @@ class SwarmEngine:
             raise InvalidRequestError(f"pin is a {type(pin).__name__}; give a string or None.")
         if params.grammar is not None:
             check_grammar(params.grammar)
+        compiled_guide = None
         if params.guide is not None:
-            self._loop.engine.guides.check(params.guide)
+            compiled_guide = self._loop.engine.guides.check(params.guide)
         for token_id, mark in (marks or {}).items():
             if not isinstance(mark, str) or len(mark) != 1:
                 raise InvalidRequestError(
@@ -180,6 +181,7 @@ class SwarmEngine:
             persist=persist,
             timeout_seconds=timeout_seconds,
             marks=marks,
+            compiled_guide=compiled_guide,
         )
         self._loop.submit(request)
         return RequestHandle(request, self._loop.cancel, self)

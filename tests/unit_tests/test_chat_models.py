@@ -118,6 +118,42 @@ def test_wrong_and_unknown_options_are_refused(options: dict[str, Any], said: st
         ChatSwarmKV(model_path="m.gguf", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "m.gguf"}, "model: it is model_path"),
+        ({"num_ctx": 4096}, "it is n_ctx"),
+        ({"num_predict": 5}, "it is max_tokens"),
+        ({"base_url": "http://x"}, "it is model_path: the model runs in this process"),
+    ],
+)
+def test_options_of_other_models_are_told_by_their_names_here(
+    options: dict[str, Any], said: str
+) -> None:
+    """What users of other chat models type first."""
+    with pytest.raises(ValidationError, match=said):
+        ChatSwarmKV(model_path="m.gguf", **options)
+
+
+def test_none_is_the_default_and_a_stop_string_may_stand_alone(make_engine: MakeEngine) -> None:
+    """As in other chat models, in the constructor and in a call."""
+    llm = ChatSwarmKV(
+        engine=make_engine(reply="one two three"), temperature=None, max_tokens=None, stop="three"
+    )
+    assert (llm.temperature, llm.max_tokens, llm.stop) == (0.0, 256, ("three",))
+    assert llm.invoke("Hi", temperature=None, max_tokens=None).content == "one two "
+    assert llm.invoke("Hi", stop="two").content == "one "
+
+
+def test_what_is_set_later_is_checked_too(llm: ChatSwarmKV) -> None:
+    """A wrong value stays out, and so does a field that there is not."""
+    with pytest.raises(ConfigurationError, match="temperature"):
+        llm.temperature = "hot"  # type: ignore[assignment]
+    assert llm.temperature == 0.0
+    with pytest.raises(ConfigurationError, match="temprature"):
+        llm.model_copy(update={"temprature": 0.5})
+
+
 def test_a_model_comes_from_one_place(make_engine: MakeEngine) -> None:
     """A path or an engine, and no engine settings for an engine that is there already."""
     engine = make_engine()

@@ -130,11 +130,25 @@ def test_a_call_whose_closing_markup_is_missing_is_invalid() -> None:
 
 @formats
 def test_white_space_in_markup_does_not_count(calls: CallFormat) -> None:
-    """Models write `{"name":"x"` as well as `{"name": "x"`, and newlines where they like."""
-    narrow = calls.map_text(lambda text: "".join(text.split()))
-    wide = calls.map_text(lambda text: " \n".join("".join(text.split())) + "\n")
-    for form in (narrow, wide):
+    """Models write `{"name":"x"` as well as `{"name": "x"`, and newlines where they like.
+
+    Markup that opens a call is spelled exactly, as guides hold no other.
+    """
+    trigger = calls.trigger if calls.has_markup else ""
+
+    def spaced(text: str, space: str) -> str:
+        head, _, rest = text.rpartition(trigger) if trigger else ("", "", text)
+        return head + (trigger if trigger in text else "") + space.join("".join(rest.split()))
+
+    for space in ("", " \n"):
+        form = calls.map_text(lambda text, space=space: spaced(text, space))
         assert calls_of(parse([written(form, TWO[:1])], calls)) == TWO[:1]
+
+
+def test_markup_with_white_space_in_it_is_text() -> None:
+    """A guide lets it pass as such."""
+    text = '<tool _call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parse([text], HERMES) == [TextPart(text)]
 
 
 @pytest.mark.parametrize("value", ["{}", "null", "", '""', '"{}"', '"null"', '" "'])

@@ -149,7 +149,7 @@ def test_a_call_is_written_as_the_template_writes_it(
 def test_several_calls_are_written_only_where_they_are_wanted(
     name: str, options: dict[str, Any]
 ) -> None:
-    """By a model that knows how, where it need not call or the caller says so; never of a name."""
+    """By a model that knows how, where it need not call at all or the caller wants several."""
     talker = talker_of(name)
     call = as_written(talker, SEARCH)
     other = as_written(talker, WEATHER)
@@ -159,7 +159,8 @@ def test_several_calls_are_written_only_where_they_are_wanted(
     assert one.may_write(call)
     if name in MANY:
         both = as_written(talker, SEARCH, WEATHER)
-        assert Writer(talker, **options).may_write(both) is ("tool_choice" not in options)
+        must_call = "tool_choice" in options
+        assert Writer(talker, **options).may_write(both) is not must_call
         several = Writer(talker, parallel_tool_calls=True, **options)
         assert several.may_write(both) is not is_named
         assert not one.may_write(both)

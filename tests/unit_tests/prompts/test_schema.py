@@ -166,3 +166,28 @@ def test_errors_of_validation_stay_their_own() -> None:
     """Pydantic's say which field is wrong."""
     with pytest.raises(ValidationError, match="kind"):
         output_schema(Finding).validate("{}")
+
+
+BODY = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "verdict", "parameters": BODY},
+        {"type": "function", "function": {"name": "verdict", "parameters": BODY}},
+        {"name": "verdict", "schema": BODY, "strict": True},
+        {"type": "json_schema", "json_schema": {"name": "verdict", "schema": BODY}},
+        {"name": "verdict", "input_schema": BODY},
+    ],
+)
+def test_a_schema_is_found_where_others_put_it(given: dict[str, Any]) -> None:
+    """OpenAI's functions, tools and response formats, Anthropic's tools."""
+    found = output_schema(given)
+    assert (found.name, found.json_schema) == ("verdict", BODY)
+
+
+def test_a_dict_that_says_nothing_is_no_schema() -> None:
+    """Decoding would be held to nothing."""
+    with pytest.raises(ConfigurationError, match="no keyword of JSON schema"):
+        output_schema({"propertys": {"ok": {"type": "boolean"}}})

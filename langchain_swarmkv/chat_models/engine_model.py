@@ -1,0 +1,452 @@
+"""A chat model's settings, the engine that they share, and the prompts that it is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.model_profile import ModelProfile
+from langchain_core.messages import BaseMessage
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from typing_extensions import Self, override
+
+from langchain_swarmkv.config import (
+    EngineConfig,
+    FlashAttention,
+    KVType,
+    LoraAdapter,
+    SamplingParams,
+    SnapshotPolicy,
+    SnapshotSettings,
+    Stop,
+)
+from langchain_swarmkv.engine.contract import Tokenizer
+from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError, ModelError
+from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
+from langchain_swarmkv.prompts.counting import count_prompt
+from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
+from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
+from langchain_swarmkv.prompts.messages import as_messages
+from langchain_swarmkv.prompts.session import EngineKey, Seat
+from langchain_swarmkv.scheduling.request import RequestHandle
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.statistics import EngineStatistics
+
+__all__ = ["EngineModel", "validated"]
+
+MODEL_PATH_VARIABLE = "SWARMKV_MODEL_PATH"
+"""Environment variable: the model file where none is given."""
+
+_ENGINE_FIELDS = tuple(EngineConfig.model_fields)
+_SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
+_SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
+_CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens", *CALL_OPTIONS)
+
+_OTHERS_NAMES = {
+    "base_url": "model_path: the model runs in this process",
+    "format": "with_structured_output",
+    "max_completion_tokens": "max_tokens",
+    "model": "model_path",
+    "model_name": "model_path",
+    "num_ctx": "n_ctx",
+    "num_gpu": "n_gpu_layers",
+    "num_predict": "max_tokens",
+    "num_thread": "n_threads",
+    "reasoning": "chat_template_kwargs={'enable_thinking': ...}",
+    "request_timeout": "timeout",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+}
+"""What other chat models call options that this one has, too."""
+
+_Settings = TypeVar("_Settings", bound=BaseModel)
+
+
+class EngineModel(BaseChatModel):
+    """What a chat model on a shared engine is before it answers; `ChatSwarmKV` documents it."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    # The engine; `EngineConfig` documents and checks these.
+    model_path: Path | None = None
+    adapters: tuple[LoraAdapter, ...] = ()
+    n_ctx: int = 8192
+    n_batch: int = 512
+    n_ubatch: int | None = None
+    max_sequences: int = 64
+    max_running: int | None = None
+    mixed_prefill_tokens: int = 128
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    n_gpu_layers: int = 0
+    device: str | None = None
+    flash_attention: FlashAttention = FlashAttention.AUTO
+    prefill_flash_attention: bool = False
+    kv_type_k: KVType = KVType.F16
+    kv_type_v: KVType = KVType.F16
+    use_mmap: bool = True
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+
+    # Sampling; `SamplingParams` documents and checks these.
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_window_tokens: int = 64
+    seed: int | None = None
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    stop: Stop = ()
+    logprobs: int | None = None
+    grammar: str | None = None
+    guide: str | None = None
+    ignore_eos: bool = False
+
+    engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
+    """Use this engine instead of loading `model_path`. It stays its owner's to close."""
+
+    # Where prefixes go that leave the pool; `SnapshotSettings` documents and checks these.
+    snapshot_memory_bytes: int = 1 << 30
+    snapshot_dir: Path | None = None
+    snapshot_policy: SnapshotPolicy = SnapshotPolicy.WRITE_THROUGH
+
+    chat_template: str | None = None
+    """Jinja source; None: the model's own template, or plain words if it has none."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """More variables for the template, such as `enable_thinking`."""
+    keep_reasoning: bool = False
+    """Whether the template gets to see earlier answers' thoughts; most models want none."""
+    cache_salt: str = Field(default="", repr=False)
+    """Prefixes are shared only between equal salts: one for each tenant keeps them apart."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds a request may take, waiting included."""
+    streaming: bool = False
+    """Whether `invoke` streams inside, as LangChain's models do; callbacks see tokens anyway."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Not used: code that makes models of any kind passes one."""
+    max_retries: int | None = Field(default=None, exclude=True, repr=False)
+    """Not used: there is no connection that could fail. See `with_retry`."""
+
+    _seat: Seat = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_options(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name in given:
+            if name in _OTHERS_NAMES:
+                raise ValueError(f"{name}: it is {_OTHERS_NAMES[name]} here.")
+        # None is how other models' options say "as it is".
+        options = {name: value for name, value in given.items() if value is not None}
+        path = os.environ.get(MODEL_PATH_VARIABLE)
+        if path and "model_path" not in options and "engine" not in options:
+            options["model_path"] = path
+        return options
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if (self.engine is None) == (self.model_path is None):
+            raise ValueError(f"give either model_path (or set {MODEL_PATH_VARIABLE}) or engine.")
+        ignored = [
+            name
+            for name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS)
+            if getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if self.engine is not None and ignored:
+            raise ValueError(f"{', '.join(ignored)}: the engine that was given has its own.")
+        self._sampling_params(None, {})
+        self.snapshot_settings  # noqa: B018 - checked early
+        self._seat = Seat(self._engine_key)
+        if self.profile is None:
+            del self.profile  # see `__getattr__`
+        return self
+
+    # -- the engine ------------------------------------------------------------------------------
+
+    @property
+    def engine_config(self) -> EngineConfig | None:
+        """The settings of the engine that is loaded at the first call; None with `engine`."""
+        if self.model_path is None:
+            return None
+        return validated(EngineConfig, {name: getattr(self, name) for name in _ENGINE_FIELDS})
+
+    @property
+    def snapshot_settings(self) -> SnapshotSettings:
+        """Where the prefixes of the engine that is loaded at the first call go."""
+        return validated(SnapshotSettings, {name: getattr(self, name) for name in _SNAPSHOT_FIELDS})
+
+    @property
+    def model_name(self) -> str:
+        """The file's name without its ending, or the given engine's model."""
+        if self.engine is not None:
+            return self.engine.facts.name
+        assert self.model_path is not None
+        return self.model_path.stem
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's vocabulary; loads no weights and takes no lock.
+
+        Raises:
+            ModelError: the file cannot be used.
+        """
+        return self.engine.tokenizer if self.engine is not None else self._seat.tokenizer()
+
+    def engine_statistics(self) -> EngineStatistics:
+        """What the engine has done so far, for all its users."""
+        return self._engine().statistics()
+
+    def close(self) -> None:
+        """Give the engine back; harmless twice. Copies and other objects keep theirs."""
+        self._seat.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _engine_key(self) -> EngineKey:
+        return self.engine_config, self.snapshot_settings
+
+    def _engine(self) -> SwarmEngine:
+        self._seat.check_open()
+        return self.engine if self.engine is not None else self._seat.engine()
+
+    def _send(self, ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
+        """Queue a request; what can never fit is LangChain's error, too."""
+        try:
+            return self._engine().submit(
+                ids,
+                params,
+                cache_salt=self.cache_salt,
+                timeout_seconds=self.timeout,
+                **options,
+            )
+        except ContextBudgetError as error:
+            raise PromptOverflowError(str(error), **error.facts) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS, "engine"):
+            raise ConfigurationError(
+                f"{name} cannot be changed any more, others may use the engine. Use "
+                f"model_copy(update={{{name!r}: ...}}) or make a new object."
+            )
+        if name not in _SAMPLING_FIELDS:
+            super().__setattr__(name, value)
+            return
+        before = getattr(self, name)
+        super().__setattr__(name, value)
+        try:
+            self._sampling_params(None, {})
+        except ConfigurationError:
+            super().__setattr__(name, before)
+            raise
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy on the same engine, or on another one if its settings are updated."""
+        unknown = sorted(set(update or ()) - set(type(self).model_fields))
+        if unknown:
+            raise ConfigurationError(f"ChatSwarmKV has no field {', '.join(unknown)}.")
+        copied = super().model_copy(update=update, deep=deep)
+        if copied._seat.key != copied._engine_key:
+            copied._seat = copied._seat.move(copied._engine_key)
+        return copied
+
+    def __copy__(self) -> Self:
+        copied = super().__copy__()
+        copied._seat = self._seat.another()
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        if self.engine is not None:
+            memo[id(self.engine)] = self.engine
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if self.engine is not None:
+            raise ConfigurationError(
+                "A ChatSwarmKV with an engine object cannot be pickled: the engine lives in this "
+                "process. Give model_path instead; it is opened again where it is unpickled."
+            )
+        return super().__getstate__()
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            # Not stored unless it was given: it would not follow the settings of copies.
+            if name == "profile":
+                return self._own_profile()
+            return super().__getattr__(name)
+
+    def _own_profile(self) -> ModelProfile:
+        n_ctx = self.n_ctx if self.engine is None else self.engine.limits.num_cells
+        try:
+            n_ctx = min(n_ctx, self.tokenizer.n_ctx_train)
+        except ModelError:
+            pass  # there is no such file yet
+        return ModelProfile(
+            name=self.model_name,
+            # The largest prompt that has room for its answer.
+            max_input_tokens=max(0, n_ctx - self.max_tokens),
+            max_output_tokens=self.max_tokens,
+            text_inputs=True,
+            image_inputs=False,
+            image_url_inputs=False,
+            pdf_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            text_outputs=True,
+            image_outputs=False,
+            audio_outputs=False,
+            video_outputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
+            attachment=False,
+            temperature=True,
+        )
+
+    # -- prompts ---------------------------------------------------------------------------------
+
+    @property
+    def _encoder(self) -> PromptEncoder:
+        return self._seat.encoder(self.tokenizer, self.chat_template, self.chat_template_kwargs)
+
+    def prompt_token_ids(
+        self,
+        messages: LanguageModelInput,
+        *,
+        required_prefix_tokens: int | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """The ids that a call with these messages and options sends to the model."""
+        return self._prompt(as_messages(messages), Call.read(options), required_prefix_tokens).ids
+
+    def _prompt(
+        self, messages: Sequence[BaseMessage], call: Call, required_prefix_tokens: int | None
+    ) -> EncodedPrompt:
+        ask = call.ask(self.keep_reasoning)
+        if required_prefix_tokens is None:
+            return self._encoder.prompt(messages, ask)
+        return self._encoder.prompt_slice(messages, required_prefix_tokens, ask)
+
+    def prefix_token_ids(self, messages: LanguageModelInput) -> list[int]:
+        """The ids that every conversation which begins with these messages begins with."""
+        return self._encoder.shared_prefix(as_messages(messages))
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    @override
+    def get_num_tokens(self, text: str) -> int:
+        return self.tokenizer.count(text)
+
+    @override
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of the prompt that a call would send, with the template's markup and the tools.
+
+        Parts of a history that are no conversation by themselves count too; see `count_prompt`.
+        """
+        messages = as_messages(messages)
+        return count_prompt(lambda part: self.prompt_token_ids(part, tools=tools), messages)
+
+    # -- what a call is made of -------------------------------------------------------------------
+
+    def _sampling_params(
+        self, stop: Sequence[str] | None, options: Mapping[str, Any]
+    ) -> SamplingParams:
+        # NOTE: `stream` is LangChain's own, it decides which of our methods is called.
+        unknown = set(options) - {*_SAMPLING_FIELDS, *_CALL_OPTIONS, "stream"}
+        if unknown:
+            raise ConfigurationError(
+                f"A call does not take the option(s) {', '.join(sorted(unknown))}; it takes "
+                f"{', '.join(sorted((*_SAMPLING_FIELDS, *_CALL_OPTIONS)))}. What else the model "
+                "has is changed by model_copy(update={...}).",
+                unknown=sorted(unknown),
+            )
+        # None is how other models' options say "as it is".
+        given = {name: value for name, value in options.items() if value is not None}
+        values = {name: given.get(name, getattr(self, name)) for name in _SAMPLING_FIELDS}
+        if stop is not None:
+            values["stop"] = stop
+        return validated(SamplingParams, values)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that changes an answer: LangChain's response cache takes this as its key."""
+        config = self.engine_config
+        salt = self.cache_salt.encode("utf-8", "surrogatepass")
+        return {
+            "model": config.model_dump(mode="json") if config else None,
+            "model_identity": (
+                tuple(map(_file_identity, config.files)) if config else self._given_identity
+            ),
+            # LangChain puts the stop of a call under "stop", where it would hide the field's.
+            "default_stop": self.stop,
+            **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "keep_reasoning": self.keep_reasoning,
+            # Traces and caches get to see these parameters, and a salt is a secret.
+            "cache_salt": hashlib.sha256(salt).hexdigest(),
+        }
+
+    @property
+    def _given_identity(self) -> str:
+        assert self.engine is not None
+        return self.engine.facts.identity.digest
+
+
+def validated(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Settings that pydantic has checked.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        faults = (
+            f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()
+        )
+        raise ConfigurationError("; ".join(faults)) from None
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Size and time of change: a file that was replaced is another model or adapter."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
