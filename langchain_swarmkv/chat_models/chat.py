@@ -22,10 +22,9 @@ from langchain_swarmkv.chat_models.documents import DocumentModel
 from langchain_swarmkv.chat_models.engine_model import validated
 from langchain_swarmkv.chat_models.threads import on_thread
 from langchain_swarmkv.config import SamplingParams
-from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError
+from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.answering import Answering
 from langchain_swarmkv.prompts.call import Call
-from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
 from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.structured_output import AnswerObjectParser, structured
 from langchain_swarmkv.prompts.tools import ToolLike, openai_tools
@@ -159,18 +158,13 @@ class ChatSwarmKV(DocumentModel):
         if guide is not None:
             params = _guided(params, guide)
         parser = call.parser(style, prompt.thinking)
-        try:
-            handle = self._engine().submit(
-                prompt.ids,
-                params,
-                name=options.get("request_name", ""),
-                cache_salt=self.cache_salt,
-                keep_prefix=options.get("keep_prefix", True),
-                timeout_seconds=self.timeout,
-                marks=style.marks.by_token,
-            )
-        except ContextBudgetError as error:
-            raise PromptOverflowError(str(error), **error.facts) from error
+        handle = self._send(
+            prompt.ids,
+            params,
+            name=options.get("request_name", ""),
+            keep_prefix=options.get("keep_prefix", True),
+            marks=style.marks.by_token,
+        )
         return Answering(handle, parser, self.model_name, self.tokenizer)
 
     async def _asubmit(

@@ -93,14 +93,12 @@ class DocumentModel(EngineModel):
         ids = self._encoder.shared_prefix(messages)
         text, instructions = document_parts(messages)
         document = self._document(ids, text, instructions)
-        handle = self._engine().submit(
+        handle = self._send(
             ids,
             SamplingParams(max_tokens=0),
             name=_request_name(config),
-            cache_salt=self.cache_salt,
             pin=document.ref["digest"] if pin else None,
             persist=persist,
-            timeout_seconds=self.timeout,
         )
         return document, handle
 

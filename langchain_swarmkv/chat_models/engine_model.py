@@ -35,12 +35,14 @@ from langchain_swarmkv.config import (
     Stop,
 )
 from langchain_swarmkv.engine.contract import Tokenizer
-from langchain_swarmkv.errors import ConfigurationError, ModelError
+from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError, ModelError
 from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
 from langchain_swarmkv.prompts.counting import count_prompt
 from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
+from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
 from langchain_swarmkv.prompts.messages import as_messages
 from langchain_swarmkv.prompts.session import EngineKey, Seat
+from langchain_swarmkv.scheduling.request import RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import EngineStatistics
 
@@ -235,6 +237,19 @@ class EngineModel(BaseChatModel):
     def _engine(self) -> SwarmEngine:
         self._seat.check_open()
         return self.engine if self.engine is not None else self._seat.engine()
+
+    def _send(self, ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
+        """Queue a request; what can never fit is LangChain's error, too."""
+        try:
+            return self._engine().submit(
+                ids,
+                params,
+                cache_salt=self.cache_salt,
+                timeout_seconds=self.timeout,
+                **options,
+            )
+        except ContextBudgetError as error:
+            raise PromptOverflowError(str(error), **error.facts) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in (*_ENGINE_FIELDS, *_SNAPSHOT_FIELDS, "engine"):

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
-from langchain_swarmkv.config import EngineConfig
+from langchain_swarmkv.config import EngineConfig, SamplingParams
 from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.unit_tests.chat_support import chat
@@ -81,6 +81,16 @@ OBJECTS: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"enable_thinking": False}},
     {"keep_reasoning": True},
     {"guide": "start: /[0-9]+/"},
+    {"top_k": 2},
+    {"top_p": 0.4},
+    {"min_p": 0.2},
+    {"repeat_penalty": 1.3},
+    {"frequency_penalty": 0.5},
+    {"presence_penalty": 0.5},
+    {"penalty_window_tokens": 5},
+    {"logit_bias": {66: 1.0}},
+    {"logprobs": 1},
+    {"ignore_eos": True},
     {"cache_salt": "a"},
     {"cache_salt": "b"},
 ]
@@ -169,6 +179,11 @@ def test_the_fields_of_an_object_have_answers_of_their_own(
     ]
     assert answers(engine, calls) == [1] * len(OBJECTS)
     assert answers(engine, calls) == [0] * len(OBJECTS)
+
+
+def test_every_sampling_field_is_among_them() -> None:
+    """So that a new one is not forgotten."""
+    assert {name for fields in OBJECTS for name in fields} >= {*SamplingParams.model_fields}
 
 
 def test_documents_and_models_are_kept_apart(

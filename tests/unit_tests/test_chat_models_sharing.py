@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 
@@ -392,6 +393,7 @@ async def test_the_numbers_of_a_prefill_are_told_at_its_end(llm: ChatSwarmKV) ->
 
 def test_a_document_longer_than_the_context_is_refused(llm: ChatSwarmKV) -> None:
     """Before anything is decoded, and nothing of it is remembered."""
-    with pytest.raises(ContextBudgetError):
+    with pytest.raises(ContextOverflowError) as told:
         llm.prefill([document_message("x" * 10_000)])
+    assert isinstance(told.value, ContextBudgetError)
     assert llm.engine_statistics().num_steps == 0

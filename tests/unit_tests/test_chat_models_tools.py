@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.tools import tool
 from langgraph.graph import MessagesState
 from langgraph.graph.state import StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from pydantic import BaseModel
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
@@ -278,6 +278,16 @@ def test_name_and_id_come_once_and_arguments_in_pieces(make_llm: MakeLLM) -> Non
     assert len({made["id"] for made in whole.tool_calls}) == 2
 
 
+@pytest.mark.parametrize("stop", ["seals", "</tool_call>", "days"])
+def test_a_stop_string_inside_a_call_makes_it_invalid(make_llm: MakeLLM, stop: str) -> None:
+    """Streamed and whole: it is no call with the arguments that had come so far."""
+    bound = make_llm(REPLIES["two"], stop=[stop]).bind_tools(TOOLS)
+    for message in (bound.invoke("Hi"), summed(bound.stream("Hi"))):
+        assert calls_of(message) == ([SEALS] if stop == "days" else [])
+        assert len(message.invalid_tool_calls) == 1
+        assert stop not in str(message.invalid_tool_calls)
+
+
 def _reply_to(prompt: str) -> str:
     """A call whose arguments, or an answer whose text, depend on the last user turn."""
     question = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
@@ -394,6 +404,15 @@ async def test_a_graph_with_a_tool_node_runs_to_the_answer(make_llm: MakeLLM) ->
 async def test_an_agent_calls_tools_and_answers(make_llm: MakeLLM) -> None:
     """LangChain's own loop."""
     agent = create_agent(make_llm(_agent_reply), TOOLS, system_prompt="Be brief.")
+    given: Any = {"messages": [HumanMessage("Hi")]}
+    check_talk(agent.invoke(given)["messages"], answer="I read 2 results.")
+    check_talk((await agent.ainvoke(given))["messages"], answer="I read 2 results.")
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent:DeprecationWarning")
+async def test_langgraphs_own_agent_calls_tools_and_answers(make_llm: MakeLLM) -> None:
+    """The prebuilt ReAct agent, which many still use."""
+    agent = create_react_agent(make_llm(_agent_reply), TOOLS, prompt="Be brief.")
     given: Any = {"messages": [HumanMessage("Hi")]}
     check_talk(agent.invoke(given)["messages"], answer="I read 2 results.")
     check_talk((await agent.ainvoke(given))["messages"], answer="I read 2 results.")

@@ -254,6 +254,15 @@ def test_objects_are_closed_unless_their_properties_are_told_in_several_places(
     assert not takes(guide, not_taken)
 
 
+def test_objects_are_written_in_one_way() -> None:
+    """No white space to pad with, and no second spelling of a key, for which nothing would hold."""
+    properties = {"a": {"type": "integer"}}
+    guide = held_guide({"type": "object", "properties": properties, "additionalProperties": True})
+    assert takes(guide, '{"a": 1, "b": "x"}')
+    for text in ('{"a": 1, "\\u0061": "x"}', '{"a":1}', '{"a": 1 }', '{"a": 1}\n', '{\n"a": 1}'):
+        assert not takes(guide, text), text
+
+
 def test_names_and_values_that_look_like_keywords_are_let_be() -> None:
     """Of properties, definitions, constants, defaults and examples."""
     value = {"properties": {"format": "date", "uniqueItems": False, "$schema": 1}, "pattern": r"\S"}
