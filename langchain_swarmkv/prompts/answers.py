@@ -35,15 +35,10 @@ from langchain_swarmkv.prompts.json_scanner import JsonScanner
 from langchain_swarmkv.scheduling.request import RequestResult, TokenLogprob
 from langchain_swarmkv.statistics import RequestStatistics
 
-__all__ = ["PartChunks", "finished_message", "last_chunk", "text_chunk", "timings"]
+__all__ = ["PartChunks", "finished_message", "last_chunk", "timings"]
 
 _DURATIONS = ("queue_seconds", "prefill_seconds", "ttft_seconds", "tpot_seconds", "e2e_seconds")
 _MOMENTS = tuple(f.name for f in fields(RequestStatistics) if f.name.endswith("_at"))
-
-
-def text_chunk(text: str) -> ChatGenerationChunk:
-    """A piece of the answer."""
-    return ChatGenerationChunk(message=AIMessageChunk(content=text))
 
 
 class PartChunks:
