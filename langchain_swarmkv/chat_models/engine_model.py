@@ -155,8 +155,8 @@ class EngineModel(BaseChatModel):
         for name in given:
             if name in _OTHERS_NAMES:
                 raise ValueError(f"{name}: it is {_OTHERS_NAMES[name]} here.")
-        # None is how other models' options say "as it is".
-        options = {name: value for name, value in given.items() if value is not None}
+        # None is how other models' options say "as it is"; a salt of None could mean anybody's.
+        options = {k: v for k, v in given.items() if v is not None or k == "cache_salt"}
         path = os.environ.get(MODEL_PATH_VARIABLE)
         if path and "model_path" not in options and "engine" not in options:
             options["model_path"] = path

@@ -118,6 +118,8 @@ def test_each_turn_of_a_conversation_computes_only_what_is_new(
 
 
 QUESTIONS = [
+    *("What is the capital of Spain?", "Name a planet.", "What is ice?", "Say hello."),
+    *("What is a cat?", "Name a metal.", "What do cows eat?", "What is bread made of?"),
     *("What is a pump?", "Name two rivers.", "Write a line about snow.", "Count to five."),
     *("Translate 'dog' into French.", "What is 2 + 3?", "Who wrote Hamlet?", "Name a colour."),
     *(
@@ -135,19 +137,36 @@ QUESTIONS = [
 def test_every_way_to_ask_gives_one_answer(smollm2_f16: Path) -> None:
     """invoke, stream, ainvoke, astream and batch on 20 prompts, on weights that round little."""
     with ChatSwarmKV(model_path=smollm2_f16, n_ctx=4096, max_tokens=12) as llm:
-        answers = [_facts(llm.invoke(question)) for question in QUESTIONS]
-        assert len({text for text, *_ in answers}) >= 18  # or mixed-up ones would not be seen
-        assert [_facts(_joined(list(llm.stream(q)))) for q in QUESTIONS] == answers
-        assert [_facts(answer) for answer in llm.batch(QUESTIONS)] == answers
+        certain = [_is_certain(llm.invoke(q, logprobs=2)) for q in QUESTIONS]
+        # Where two tokens are nearly tied, what was in the cache may decide by rounding.
+        asked_for = [q for q, is_certain in zip(QUESTIONS, certain, strict=True) if is_certain]
+        assert len(asked_for) >= 15
+        _check_equal(llm, asked_for)
 
-        async def others() -> None:
-            asked = await asyncio.gather(*(llm.ainvoke(q) for q in QUESTIONS))
-            assert [_facts(answer) for answer in asked] == answers
-            for question, expected in zip(QUESTIONS, answers, strict=True):
-                chunks = [chunk async for chunk in llm.astream(question)]
-                assert _facts(_joined(chunks)) == expected
 
-        asyncio.run(others())
+def _check_equal(llm: ChatSwarmKV, questions: list[str]) -> None:
+    answers = [_facts(llm.invoke(question)) for question in questions]
+    assert len({text for text, *_ in answers}) >= len(questions) - 2  # or none would be mixed up
+    assert [_facts(_joined(list(llm.stream(q)))) for q in questions] == answers
+    assert [_facts(answer) for answer in llm.batch(questions)] == answers
+
+    async def others() -> None:
+        asked = await asyncio.gather(*(llm.ainvoke(q) for q in questions))
+        assert [_facts(answer) for answer in asked] == answers
+        for question, expected in zip(questions, answers, strict=True):
+            chunks = [chunk async for chunk in llm.astream(question)]
+            assert _facts(_joined(chunks)) == expected
+
+    asyncio.run(others())
+
+
+def _is_certain(answer: AIMessage) -> bool:
+    """Whether each token leads the next best by more than rounding."""
+    for token in answer.response_metadata["logprobs"]["content"]:
+        first, second = (top["logprob"] for top in token["top_logprobs"][:2])
+        if first - second < 0.1:
+            return False
+    return True
 
 
 def _facts(answer: AIMessage) -> tuple[str, str, int, int]:
