@@ -118,6 +118,9 @@ def test_each_turn_of_a_conversation_computes_only_what_is_new(
 
 
 QUESTIONS = [
+    *("What is the capital of Japan?", "What is the capital of Egypt?", "Who was Darwin?"),
+    *("What is 10 - 4?", "What is a violin?", "What is gold?", "What is a volcano?"),
+    *("Spell 'cat'.", "What is the Moon?", "Who painted the Mona Lisa?", "What is a triangle?"),
     *("What is the capital of Spain?", "Name a planet.", "What is ice?", "Say hello."),
     *("What is a cat?", "Name a metal.", "What do cows eat?", "What is bread made of?"),
     *("What is a pump?", "Name two rivers.", "Write a line about snow.", "Count to five."),
@@ -136,11 +139,11 @@ QUESTIONS = [
 @pytest.mark.timeout(900)
 def test_every_way_to_ask_gives_one_answer(smollm2_f16: Path) -> None:
     """invoke, stream, ainvoke, astream and batch on 20 prompts, on weights that round little."""
-    with ChatSwarmKV(model_path=smollm2_f16, n_ctx=4096, max_tokens=12) as llm:
+    with ChatSwarmKV(model_path=smollm2_f16, n_ctx=4096, max_tokens=6) as llm:
         certain = [_is_certain(llm.invoke(q, logprobs=2)) for q in QUESTIONS]
         # Where two tokens are nearly tied, what was in the cache may decide by rounding.
         asked_for = [q for q, is_certain in zip(QUESTIONS, certain, strict=True) if is_certain]
-        assert len(asked_for) >= 15
+        assert len(asked_for) >= 20
         _check_equal(llm, asked_for)
 
 
@@ -164,7 +167,7 @@ def _is_certain(answer: AIMessage) -> bool:
     """Whether each token leads the next best by more than rounding."""
     for token in answer.response_metadata["logprobs"]["content"]:
         first, second = (top["logprob"] for top in token["top_logprobs"][:2])
-        if first - second < 0.1:
+        if first - second < 0.08:  # twice what one logit differs by, on these weights
             return False
     return True
 
