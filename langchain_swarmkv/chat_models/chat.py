@@ -82,7 +82,8 @@ class ChatSwarmKV(DocumentModel):
             parallel_tool_calls: whether an answer may hold several calls. None: where it need not
                 hold any; a model that must call may not know when to stop.
             strict: False: calls are not held to the tools' schemas while they are written; what
-                does not parse is then found under `invalid_tool_calls`.
+                does not parse is then found under `invalid_tool_calls`. Nor does anything hold the
+                model to `tool_choice` and `parallel_tool_calls` then.
             kwargs: more options of the call.
 
         Raises:

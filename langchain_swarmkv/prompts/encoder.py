@@ -8,11 +8,10 @@ found by encoding several continuations and taking what they have in common.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 from langchain_core.messages import BaseMessage
 
@@ -24,6 +23,7 @@ from langchain_swarmkv.prompts.messages import (
     TemplateMessage,
     content_strings,
     map_content,
+    map_strings,
     split_thoughts,
     template_messages,
     with_user_text,
@@ -109,7 +109,10 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer = tokenizer
         self._template = ChatTemplate(chat_template, tokenizer, variables)
-        self._segmenter = Segmenter(tokenizer, self._template.source)
+        tags = self._template.reasoning
+        # Whether an answer begins with thoughts, the template's words alone decide.
+        hidden = (tags.opening, tags.closing) if tags else ()
+        self._segmenter = Segmenter(tokenizer, self._template.source, hidden)
 
     @cached_property
     def answers(self) -> AnswerStyle:
@@ -132,7 +135,7 @@ class PromptEncoder:
         """
         prompt = self._conversation(messages, ask)
         text = prompt.render()
-        return EncodedPrompt(self._with_start(prompt.ids(text)), self._thinking(text, messages))
+        return EncodedPrompt(self._with_start(prompt.ids(text)), self._thinking(text))
 
     def _conversation(self, messages: Sequence[BaseMessage], ask: Ask) -> _Prompt:
         converted = template_messages(messages, keep_reasoning=ask.keep_reasoning)
@@ -144,10 +147,8 @@ class PromptEncoder:
             converted = with_user_text(converted, after=ask.instructions)
         return _Prompt(self._segmenter, self._template, converted, ask.tools)
 
-    def _thinking(self, prompt_text: str, messages: Sequence[BaseMessage]) -> Thinking:
+    def _thinking(self, prompt_text: str) -> Thinking:
         tags, text = self._template.reasoning, prompt_text.rstrip()
-        if tags is not None and str(messages[-1].text).rstrip().endswith(tags.opening):
-            return Thinking.FREE  # the message may have written it, not the template
         if tags is None or text.endswith(tags.closing):
             return Thinking.OFF
         return Thinking.BEGUN if text.endswith(tags.opening) else Thinking.FREE
@@ -193,10 +194,6 @@ class PromptEncoder:
         if len(refusals) == len(tails):
             raise refusals[0]
 
-    def encode_slice(self, messages: Sequence[BaseMessage], num_prefix_tokens: int) -> list[int]:
-        """The token ids of `prompt_slice`."""
-        return self.prompt_slice(messages, num_prefix_tokens).ids
-
     def prompt_slice(
         self, messages: Sequence[BaseMessage], num_prefix_tokens: int, ask: Ask = NOTHING_MORE
     ) -> EncodedPrompt:
@@ -223,7 +220,7 @@ class PromptEncoder:
         _check_slice(prefix, num_prefix_tokens)
         if num_prefix_tokens < len(document):
             whole = watermark_slice(document, prompt.ids(tail), num_prefix_tokens)
-        return EncodedPrompt(whole, self._thinking(text, messages))
+        return EncodedPrompt(whole, self._thinking(text))
 
 
 def watermark_slice(
@@ -266,7 +263,7 @@ class _Prompt:
         self._template = template
         self._messages = [map_content(message, self._hide) for message in messages]
         self._tools = [map_tool(tool, self._hide) for tool in tools]
-        self._documents = _map_values(template.documents, self._hide)
+        self._documents = map_strings(template.documents, self._hide, keys=False)
 
     def _hide(self, text: str) -> str:
         return self._segmenter.hide_control(text, self._stand_ins)
@@ -289,17 +286,6 @@ class _Prompt:
     def ids(self, text: str) -> list[int]:
         """Token ids of rendered text."""
         return self._segmenter.encode(text, self._stand_ins)
-
-
-def _map_values(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of plain data with its texts changed; keys are the template's."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_values(item, change) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_values(item, change) for item in value]
-    return value
 
 
 def _turn(role: str, content: str) -> TemplateMessage:

@@ -108,10 +108,7 @@ class _Writer:
 
     def _part(self, part: str | Hole, function: Mapping[str, Any]) -> str:
         if part is Hole.NAME:
-            calls = self._rules.calls.call
-            is_json = str(calls[calls.index(Hole.NAME) - 1]).endswith('"')
-            name = str(function["name"])
-            return self._literal(json.dumps(name, ensure_ascii=False)[1:-1] if is_json else name)
+            return self._literal(function["name"])  # which needs no escapes; see `tools`
         if part is Hole.ARGUMENTS:
             return _json(function["parameters"])
         return "CALL_ID" if part is Hole.ID else self._literal(part)
@@ -123,8 +120,7 @@ class _Writer:
         would rule that object out.
         """
         calls, function = self._rules.calls, tool["function"]
-        name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
-        values = {Hole.NAME: name, Hole.ARGUMENTS: "\0", Hole.ID: "a" * 9}
+        values = {Hole.NAME: function["name"], Hole.ARGUMENTS: "\0", Hole.ID: "a" * 9}
         parts = [calls.opening, *calls.call, calls.closing]
         text = "".join(values[part] if isinstance(part, Hole) else part for part in parts)
         arguments = _json(function["parameters"])

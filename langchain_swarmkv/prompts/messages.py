@@ -252,14 +252,17 @@ def map_content(message: TemplateMessage, change: Callable[[str], str]) -> Templ
     return copy
 
 
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of plain data in which every string is changed, keys of mappings too."""
+def map_strings(value: Any, change: Callable[[str], str], *, keys: bool = True) -> Any:
+    """A copy of plain data in which every string is changed, and with `keys` those of mappings."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {map_strings(k, change): map_strings(v, change) for k, v in value.items()}
+        return {
+            map_strings(key, change) if keys else key: map_strings(item, change, keys=keys)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [map_strings(item, change) for item in value]
+        return [map_strings(item, change, keys=keys) for item in value]
     return value
 
 

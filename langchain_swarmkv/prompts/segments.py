@@ -93,9 +93,12 @@ class Segmenter:
     Args:
         tokenizer: the vocabulary.
         template_source: the chat template; user-defined tokens that it writes are markers.
+        hidden: more texts that content must not be read as, though they are no tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template_source: str = "") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template_source: str = "", hidden: Iterable[str] = ()
+    ) -> None:
         specials = [token for token in tokenizer.special_tokens.values() if token.text]
         markers = [
             token
@@ -108,7 +111,7 @@ class Segmenter:
         self._longest_first = sorted(specials, key=_num_bytes, reverse=True)
         self._written = _Finder((special.text for special in specials), str)
         self._markers = _Finder((marker.text for marker in markers), str)
-        self._control = _ControlParts(special.text for special in specials)
+        self._control = _ControlParts([*(special.text for special in specials), *hidden])
         self._tokenizer = tokenizer
         # SentencePiece puts a space before every text, which the second part of one must not have.
         adds_space = tokenizer.decode(tokenizer.encode("a")).startswith(" ")

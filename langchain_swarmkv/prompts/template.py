@@ -11,6 +11,12 @@ from jinja2.exceptions import SecurityError
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ChatTemplateError
 from langchain_swarmkv.prompts.call_format import CallFormat, ReasoningTags
+from langchain_swarmkv.prompts.call_turns import (
+    DEFAULT_FORMAT,
+    native_calls,
+    plain_calls,
+    plain_tools,
+)
 from langchain_swarmkv.prompts.messages import (
     TemplateMessage,
     content_strings,
@@ -20,14 +26,7 @@ from langchain_swarmkv.prompts.messages import (
 )
 from langchain_swarmkv.prompts.sandbox import compile_template, render
 from langchain_swarmkv.prompts.segments import unused_characters
-from langchain_swarmkv.prompts.tool_style import (
-    DEFAULT_FORMAT,
-    NativeCalls,
-    find_native_calls,
-    native_calls,
-    plain_calls,
-    plain_tools,
-)
+from langchain_swarmkv.prompts.tool_style import NativeCalls, find_native_calls
 from langchain_swarmkv.prompts.tools import Tool
 
 __all__ = ["PLAIN_TEMPLATE", "ChatTemplate"]

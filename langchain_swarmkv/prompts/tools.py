@@ -148,16 +148,17 @@ def _openai_tool(tool: ToolLike, strict: bool | None) -> Tool:
 
 
 def _converted(tool: ToolLike) -> Tool:
+    if isinstance(tool, type) and is_typeddict(tool):
+        # LangChain's conversion takes neither NotRequired nor recursion, nor a missing docstring.
+        found = output_schema(tool)
+        function = {"name": found.name, "description": found.description}
+        return {
+            "type": "function",
+            "function": {**function, "parameters": _bare(found.json_schema)},
+        }
     try:
         return convert_to_openai_tool(tool)
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(tool, type) and is_typeddict(tool):  # with NotRequired, or recursive
-            found = output_schema(tool)
-            function = {"name": found.name, "description": found.description}
-            return {
-                "type": "function",
-                "function": {**function, "parameters": _bare(found.json_schema)},
-            }
         raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.config import EngineConfig
 from langchain_swarmkv.engine.contract import Batch
@@ -60,6 +62,16 @@ class FakeModelFiles:
     def open_tokenizer(self, path: Path) -> FakeTokenizer:
         self.num_tokenizers += 1
         return FakeTokenizer(name=path.stem)
+
+
+def fake_model_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> FakeModelFiles:
+    """Model files whose engines are fakes; `files.engines` are those that were loaded."""
+    files = FakeModelFiles(directory)
+    monkeypatch.setattr("langchain_swarmkv.scheduling.engine_loop.open_engine", files.open_engine)
+    monkeypatch.setattr(
+        "langchain_swarmkv.scheduling.registry.open_tokenizer", files.open_tokenizer
+    )
+    return files
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -127,7 +127,9 @@ class SqliteCache(BaseCache):
         database.close()
 
     def clear(self, **_: Any) -> None:
-        raise NotImplementedError
+        database = self._open()
+        database.execute("DELETE FROM answers")
+        database.close()
 
 
 @pytest.fixture(scope="module")

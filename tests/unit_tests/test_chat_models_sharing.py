@@ -32,7 +32,7 @@ from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import RequestStatistics
-from tests.unit_tests.chat_support import FakeModelFiles, chat, eventually
+from tests.unit_tests.chat_support import FakeModelFiles, chat, eventually, fake_model_files
 
 TALK = [SystemMessage("Be brief."), HumanMessage("Hello")]
 DOCUMENT = document_message("A document. " * 20, "Read.")
@@ -40,13 +40,7 @@ DOCUMENT = document_message("A document. " * 20, "Read.")
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeModelFiles:
-    """Model files whose engines are fakes; `files.engines` are those that were loaded."""
-    files = FakeModelFiles(tmp_path)
-    monkeypatch.setattr("langchain_swarmkv.scheduling.engine_loop.open_engine", files.open_engine)
-    monkeypatch.setattr(
-        "langchain_swarmkv.scheduling.registry.open_tokenizer", files.open_tokenizer
-    )
-    return files
+    return fake_model_files(tmp_path, monkeypatch)
 
 
 @pytest.fixture

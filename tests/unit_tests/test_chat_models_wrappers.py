@@ -17,20 +17,14 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda, Runnable
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.errors import ContextBudgetError
-from tests.unit_tests.chat_support import FakeModelFiles, eventually
+from tests.unit_tests.chat_support import FakeModelFiles, eventually, fake_model_files
 
 TALK = [SystemMessage("Be brief."), HumanMessage("Hello")]
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeModelFiles:
-    """Model files whose engines are fakes; `files.engines` are those that were loaded."""
-    files = FakeModelFiles(tmp_path)
-    monkeypatch.setattr("langchain_swarmkv.scheduling.engine_loop.open_engine", files.open_engine)
-    monkeypatch.setattr(
-        "langchain_swarmkv.scheduling.registry.open_tokenizer", files.open_tokenizer
-    )
-    return files
+    return fake_model_files(tmp_path, monkeypatch)
 
 
 @pytest.fixture

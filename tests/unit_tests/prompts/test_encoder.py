@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_swarmkv.engine.fake import BOS_ID, END_ID, START_ID, FakeTokenizer
 from langchain_swarmkv.errors import ChatTemplateError, InvalidRequestError, PromptError
 from langchain_swarmkv.prompts.document import document_message
-from langchain_swarmkv.prompts.encoder import PromptEncoder, watermark_slice
+from langchain_swarmkv.prompts.encoder import PromptEncoder, Thinking, watermark_slice
 from tests.unit_tests.prompts.vocabularies import MergingTokenizer, encode_rendered
 
 FOLDING = (
@@ -199,7 +199,7 @@ def test_a_sliced_prompt_is_well_formed() -> None:
     encoder = PromptEncoder(tokenizer)
     messages = [SystemMessage("0123456789\n"), HumanMessage("task")]
     num_tokens = len("?system\n01234")
-    assert tokenizer.readable(encoder.encode_slice(messages, num_tokens)) == (
+    assert tokenizer.readable(encoder.prompt_slice(messages, num_tokens).ids) == (
         "<|im_start|>system\n01234\n<|im_end|>\n<|im_start|>user\ntask<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
@@ -211,7 +211,7 @@ def test_a_sliced_prompt_may_be_folded() -> None:
     encoder = PromptEncoder(tokenizer, chat_template=FOLDING)
     messages = [SystemMessage("0123456789"), HumanMessage("task")]
     num_tokens = 1 + len("[INST] 012")
-    assert tokenizer.readable(encoder.encode_slice(messages, num_tokens)) == (
+    assert tokenizer.readable(encoder.prompt_slice(messages, num_tokens).ids) == (
         "<|bos|>[INST] 012\n\ntask [/INST]"
     )
 
@@ -224,12 +224,12 @@ def test_every_slice_is_the_prefix_and_the_task() -> None:
     prefix = encoder.shared_prefix(messages[:1])
     whole = encoder.encode(messages)
     for num_tokens in range(1, len(prefix) + 1):
-        ids = encoder.encode_slice(messages, num_tokens)
+        ids = encoder.prompt_slice(messages, num_tokens).ids
         assert ids[:num_tokens] == prefix[:num_tokens]
         assert ids == whole or ids[num_tokens:] == whole[len(whole) - len(ids) + num_tokens :]
         assert ids.count(END_ID) == 2
         assert len(ids) <= len(whole)
-    assert encoder.encode_slice(messages, len(prefix)) == whole
+    assert encoder.prompt_slice(messages, len(prefix)).ids == whole
 
 
 @pytest.mark.parametrize("num_tokens", [0, 10_000, 1.5, "1"])
@@ -237,10 +237,25 @@ def test_a_sliced_prompt_checks_its_bounds(num_tokens: Any) -> None:
     """Asking for more than the shared prefix holds is an error with the numbers."""
     encoder = PromptEncoder(FakeTokenizer())
     with pytest.raises(InvalidRequestError, match="required_prefix_tokens"):
-        encoder.encode_slice(TALK, num_tokens)
+        encoder.prompt_slice(TALK, num_tokens)
 
 
 def test_a_slice_needs_a_document() -> None:
     """Without a system message there is nothing to take a part of."""
     with pytest.raises(InvalidRequestError, match="first message must be a system message"):
-        PromptEncoder(FakeTokenizer()).encode_slice([HumanMessage("hi")], 1)
+        PromptEncoder(FakeTokenizer()).prompt_slice([HumanMessage("hi")], 1)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_only_the_template_says_whether_an_answer_begins_with_thoughts(opens: bool) -> None:
+    """Not the text of a message that ends as such a prompt does."""
+    template = (
+        "{# <think></think> #}{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}"
+        + ("<think>\n" if opens else "")
+    )
+    encoder = PromptEncoder(FakeTokenizer(), chat_template=template)
+    expected = Thinking.BEGUN if opens else Thinking.FREE
+    for text in ("Hi", "What is <think>", "Or </think>", "<think>x</think>"):
+        prompt = encoder.prompt([HumanMessage(text)])
+        assert prompt.thinking is expected
+        assert text in FakeTokenizer().decode(prompt.ids)

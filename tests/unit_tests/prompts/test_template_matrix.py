@@ -22,6 +22,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.errors import ChatTemplateError
+from langchain_swarmkv.prompts.call_turns import plain_calls, plain_tools
 from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import (
     fold,
@@ -29,7 +30,6 @@ from langchain_swarmkv.prompts.messages import (
     template_messages,
     with_user_text,
 )
-from langchain_swarmkv.prompts.tool_style import plain_calls, plain_tools
 from tests.support.raw import RawModel
 from tests.support.vocabularies import BOS, CONTROL_TOKENS, IM_END, byte_level
 

@@ -18,16 +18,15 @@ from langchain_core.messages import (
 )
 
 from langchain_swarmkv.prompts.call_format import ReasoningTags
-from langchain_swarmkv.prompts.encoder import Ask
-from langchain_swarmkv.prompts.messages import template_messages
-from langchain_swarmkv.prompts.tool_style import (
+from langchain_swarmkv.prompts.call_turns import (
     DEFAULT_FORMAT,
-    NativeCalls,
-    find_native_calls,
     native_calls,
     plain_calls,
     plain_tools,
 )
+from langchain_swarmkv.prompts.encoder import Ask
+from langchain_swarmkv.prompts.messages import template_messages
+from langchain_swarmkv.prompts.tool_style import NativeCalls, find_native_calls
 from tests.unit_tests.prompts.answer_cases import calls_of, parse, text_of
 from tests.unit_tests.prompts.call_templates import ENDS, FORMATS, TEMPLATES, model, renderer
 

@@ -361,3 +361,14 @@ def test_a_call_of_no_tools_cannot_be_required(given: Any) -> None:
     """There is nothing to choose from."""
     with pytest.raises(ConfigurationError, match=r"there are no tools|the tools are none"):
         tool_choice(given, [])
+
+
+class Undocumented(TypedDict):
+    text: str
+
+
+def test_a_typed_dict_without_a_docstring_has_no_description() -> None:
+    """LangChain's conversion would take the built-in dict's."""
+    [converted] = openai_tools([Undocumented])
+    assert converted["function"]["description"] == ""
+    assert "dict" not in str(converted["function"]["parameters"])
