@@ -1,19 +1,23 @@
-# make demo   the patent example on a real model          make test   all tests
+# make demo   the patent example on a real model          make test   the tests
 # Needs Python 3.10+, a C++ compiler and make; everything else comes from the package index.
 
 PYTHON ?= python3
 VENV   ?= .venv
 TEST   ?= tests
 ARGS   ?=
+# Tests run side by side, one worker a core.
+JOBS   ?= $(CORES)
 
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST)
 MYPY  := $(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis -p benchmarks.fanout
 
 # Without ninja, CMake falls back to make, which compiles one file at a time unless told.
-export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(CORES)
 
-.PHONY: help demo install test test-unit format lint type bench bench-floor
+.PHONY: help demo install test test-long test-all test-unit format lint type bench bench-floor
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -22,7 +26,8 @@ help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 	@echo
 	@echo "  PYTHON=python3.12   the Python to make $(VENV) with (3.10 or newer)"
-	@echo "  TEST=tests/x.py     what make test and make test-unit run"
+	@echo "  TEST=tests/x.py     what the test targets run"
+	@echo "  JOBS=4              how many tests side by side (0: in this process, for a debugger)"
 	@echo "  ARGS='--json o.json'  more options for make demo and make bench"
 
 demo: $(VENV)/.installed-demo  ## Run the patent example on SmolLM2
@@ -30,12 +35,18 @@ demo: $(VENV)/.installed-demo  ## Run the patent example on SmolLM2
 
 install: $(VENV)/.installed-dev  ## Install the package with all that tests and linters need
 
-test: $(VENV)/.installed-dev  ## Run all tests (TEST=path for some)
-	$(BIN)/python -m pytest $(TEST)
+test: $(VENV)/.installed-dev  ## Run the tests (TEST=path for some)
+	$(PYTEST)
+
+test-long: $(VENV)/.installed-dev  ## Run the long fuzzers, of which make test has short versions
+	$(PYTEST) -m long
+
+test-all: $(VENV)/.installed-dev  ## Run both in one (TEST=path for some)
+	$(PYTEST) -m 'long or not long'
 
 test-unit: TEST = tests/unit_tests
 test-unit: $(VENV)/.installed-dev  ## Run the unit tests, on generated models (TEST=path for some)
-	$(BIN)/python -m pytest $(TEST)
+	$(PYTEST)
 
 format: $(VENV)/.installed-dev  ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .

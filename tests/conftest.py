@@ -1,7 +1,12 @@
-"""Models that many tests share: each is written once a session, on first use."""
+"""Models that many tests share: each is written once a session, on first use.
+
+pytest-xdist's workers run side by side. Each has folders of its own, for what the package caches
+and for its device locks, so that no worker waits for another's engine.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
@@ -16,10 +21,11 @@ from tests.support.tiny_gguf import ARCHITECTURES, write_tiny_gguf
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the package remembers of files goes to a folder of the session."""
+def _folders_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the package remembers of files, and its device locks, are in folders of the session."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         yield
 
 
@@ -27,6 +33,16 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the session's models are written."""
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def shared_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for all workers: for what takes seconds to write."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "shared-models").mkdir(exist_ok=True)
+    return folder / "shared-models"
 
 
 @pytest.fixture(scope="session")
@@ -61,15 +77,15 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_f16(model_directory: Path) -> Path:
+def smollm2_f16(shared_model_directory: Path) -> Path:
     """SmolLM2-135M-Instruct with F16 weights."""
-    return smollm2_f16_path(model_directory)
+    return smollm2_f16_path(shared_model_directory)
 
 
 @pytest.fixture(scope="session")
-def smollm2_q8_0(model_directory: Path) -> Path:
+def smollm2_q8_0(shared_model_directory: Path) -> Path:
     """SmolLM2-135M-Instruct with Q8_0 weights."""
-    return smollm2_q8_0_path(model_directory)
+    return smollm2_q8_0_path(shared_model_directory)
 
 
 @pytest.fixture

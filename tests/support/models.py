@@ -6,6 +6,7 @@ from importlib.metadata import files
 from pathlib import Path
 
 import llama_cpp
+from filelock import FileLock
 
 from tests.support.raw import silence_llama_log
 
@@ -27,14 +28,19 @@ def smollm2_q8_0_path(directory: Path) -> Path:
 
 
 def _convert(target: Path, file_type: int) -> Path:
-    if target.exists():
-        return target
+    with FileLock(target.with_suffix(".lock")):
+        if not target.exists():
+            _quantize(target, file_type)
+    return target
+
+
+def _quantize(target: Path, file_type: int) -> None:
     silence_llama_log()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = file_type
     params.allow_requantize = True
-    source = str(smollm2_path()).encode()
-    code = llama_cpp.llama_model_quantize(source, str(target).encode(), params)
+    source, partial = str(smollm2_path()).encode(), target.with_suffix(".partial")
+    code = llama_cpp.llama_model_quantize(source, str(partial).encode(), params)
     if code != 0:
         raise RuntimeError(f"llama_model_quantize returned {code} for {target}")
-    return target
+    partial.rename(target)

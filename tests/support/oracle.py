@@ -78,12 +78,17 @@ class Oracle:
 
     def greedy(self, tokens: Sequence[int], n: int) -> list[OracleStep]:
         """The `n` tokens, at least one, that follow the prompt; it does not stop at an end."""
+        return self.answer(tokens, n)[1]
+
+    def answer(self, tokens: Sequence[int], n: int) -> tuple[Logits, list[OracleStep]]:
+        """Both `first_logits` and `greedy`, from one prefill."""
         with self._context() as context:
-            steps = [_best(context.prefill(0, tokens))]
+            first = context.prefill(0, tokens)
+            steps = [_best(first)]
             for position in range(len(tokens), len(tokens) + n - 1):
                 logits = context.decode([Chunk(0, [steps[-1].token], position)])[0]
                 steps.append(_best(logits))
-        return steps
+        return first, steps
 
     def _context(self) -> RawContext:
         return RawContext(

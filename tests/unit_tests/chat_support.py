@@ -1,9 +1,8 @@
-"""Fake engines under a chat model: gated, counted, and in place of model files."""
+"""Fake engines under a chat model, and in place of model files."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,32 +12,9 @@ import pytest
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.config import EngineConfig
-from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.engine.fake import FakeEngine, FakeTokenizer
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
-
-PATIENCE_SECONDS = 60.0
-
-
-class Steps:
-    """Lets the engine take the steps that it is given, one permit each, and counts them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._permits = threading.Semaphore(0)
-        self._is_free = False
-
-    def allow(self, number: int = 1) -> None:
-        self._permits.release(number)
-
-    def set_free(self) -> None:
-        self._is_free = True
-        self._permits.release()
-
-    def __call__(self, batch: Batch) -> None:
-        if not self._is_free:
-            assert self._permits.acquire(timeout=PATIENCE_SECONDS), "no step was allowed"
-        self.count += 1
+from tests.support.gates import PATIENCE_SECONDS
 
 
 class FakeModelFiles:

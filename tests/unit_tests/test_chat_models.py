@@ -39,6 +39,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from tests.support.gates import Together
 from tests.unit_tests.chat_support import chat, eventually, is_idle
 
 TALK: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage("Hello")]
@@ -573,7 +574,9 @@ def test_a_branch_may_see_a_slice_of_the_document(make_engine: MakeEngine) -> No
 def test_parallel_calls_respect_max_concurrency(make_engine: MakeEngine) -> None:
     """Results in input order, never more at once than allowed, none lost."""
     for cap in (None, 1, 3):
-        engine = make_engine(reply=lambda prompt: prompt[-70:], step_seconds=0.001)
+        together = Together(1 if cap == 1 else 2)
+        engine = make_engine(reply=lambda prompt: prompt[-70:], on_decode=together)
+        together.watch(engine)
         prompts = [f"Question {i}." for i in range(10)]
         config: Any = [{"max_concurrency": cap, "tags": [f"tag-{i}"]} for i in range(10)]
         answers = chat(engine).batch(prompts, config)
@@ -585,7 +588,9 @@ def test_parallel_calls_respect_max_concurrency(make_engine: MakeEngine) -> None
 
 async def test_async_parallel_calls_respect_max_concurrency(make_engine: MakeEngine) -> None:
     """The same for `abatch`."""
-    engine = make_engine(reply=lambda prompt: prompt[-70:], step_seconds=0.001)
+    together = Together(2)
+    engine = make_engine(reply=lambda prompt: prompt[-70:], on_decode=together)
+    together.watch(engine)
     prompts = [f"Question {i}." for i in range(10)]
     answers = await chat(engine).abatch(prompts, {"max_concurrency": 3})
     assert all(p in str(a.content) for p, a in zip(prompts, answers, strict=True))

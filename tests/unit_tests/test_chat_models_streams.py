@@ -16,14 +16,8 @@ from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import EngineClosedError
 from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
-from tests.unit_tests.chat_support import (
-    PATIENCE_SECONDS,
-    Steps,
-    chat,
-    eventually,
-    eventually_async,
-    is_idle,
-)
+from tests.support.gates import PATIENCE_SECONDS, Steps
+from tests.unit_tests.chat_support import chat, eventually, eventually_async, is_idle
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
 MakeEngine = Callable[..., SwarmEngine]

@@ -22,6 +22,7 @@ from langchain_swarmkv.engine.weights import weights_digest
 from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.native.library import library, library_build
 from tests.support.tiny_gguf import TinyLora
+from tests.support.tolerances import F16_CELLS_ROUNDING
 from tests.unit_tests.engine.engine_contract import DOCUMENT, append
 
 TinyGguf = Callable[..., Path]
@@ -163,7 +164,7 @@ def test_a_long_context_counts_where_its_rope_factors_are_others(tiny_gguf: Tiny
     assert engines[0].facts.identity == engines[1].facts.identity
     assert engines[2].facts.identity == engines[3].facts.identity
     for ours, theirs, is_same in ((0, 1, True), (1, 2, False), (2, 3, True)):
-        assert np.allclose(logits[ours], logits[theirs], atol=0.01) is is_same
+        assert np.allclose(logits[ours], logits[theirs], atol=F16_CELLS_ROUNDING) is is_same
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,8 @@ from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.native.sequence_state import SequenceState
 from tests.support.raw import Chunk, DecodeRefusedError, Logits, RawContext, RawModel
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES, HEAD_DIM, N_HEAD_KV
+from tests.support.tolerances import F32_ROUNDING, FLASH_ROUNDING
 
-TOLERANCE = 0.005
-"""In logits, with an F32 cache and plain attention, as elsewhere."""
-KERNELS_TOLERANCE = 0.06
-"""The two kernels round differently: by 0.033 at most in 36 runs. Two values swapped in each cell
-move logits by over 2, another token by over 9; that the bytes are right is shown on bytes."""
 NUM_CELLS = 512
 N_EMBD_V = N_HEAD_KV * HEAD_DIM
 F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30  # enum ggml_type; llama_cpp does not name all of them
@@ -64,7 +60,9 @@ class Kernels(NamedTuple):
     decode: bool
 
     def assert_close(self, found: Logits, expected: Logits) -> None:
-        tolerance = TOLERANCE if self.prefill == self.decode else KERNELS_TOLERANCE
+        # Two values swapped in each cell move logits by over 2, another token by over 9; that the
+        # bytes are right is shown on bytes.
+        tolerance = F32_ROUNDING if self.prefill == self.decode else FLASH_ROUNDING
         assert np.abs(found - expected).max() < tolerance
 
 

@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -37,6 +40,7 @@ from langchain_swarmkv.scheduling import engine_loop
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle, TokenChunk
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from tests.support.gates import Gate, Steps
 from tests.unit_tests.scheduling.support import (
     WAIT_SECONDS,
     answer_alone,
@@ -49,21 +53,6 @@ DOCUMENT = piece("Document", 2000)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=12)
 ROOT = Path(__file__).parents[3]
-
-
-class Gate:
-    """Holds the engine thread at the beginning of a decode until it is opened."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self._is_open = threading.Event()
-
-    def __call__(self, batch: Batch) -> None:
-        self.entered.set()
-        assert self._is_open.wait(WAIT_SECONDS)
-
-    def open(self) -> None:
-        self._is_open.set()
 
 
 @pytest.fixture
@@ -85,6 +74,21 @@ def gated(gate: Gate) -> Iterator[SwarmEngine]:
     swarm = open_swarm(FakeEngine(num_cells=8192, on_decode=gate))
     yield swarm
     gate.open()
+    swarm.close()
+
+
+@pytest.fixture
+def steps() -> Steps:
+    """The permits of `stepwise`."""
+    return Steps()
+
+
+@pytest.fixture
+def stepwise(steps: Steps) -> Iterator[SwarmEngine]:
+    """An engine that takes only the steps that a test allows."""
+    swarm = open_swarm(FakeEngine(num_cells=8192, on_decode=steps))
+    yield swarm
+    steps.set_free()
     swarm.close()
 
 
@@ -525,17 +529,15 @@ def leave_by_async_break(engine: SwarmEngine) -> None:
     asyncio.run(read())
 
 
-def leave_by_a_loop_that_stands_still(engine: SwarmEngine) -> None:
+@contextmanager
+def leave_by_a_loop_that_stands_still(engine: SwarmEngine) -> Iterator[None]:
     async def read_one() -> TokenChunk:
         return await anext(aiter(engine.submit(DOCUMENT[:50], LONG)))
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(read_one())
-    try:
-        pass_a_step(engine)  # the loop is open and does not run
-        assert engine.statistics().num_running == 0
-    finally:
-        loop.close()
+    yield  # the loop is open and does not run
+    loop.close()
 
 
 def leave_from_another_task(engine: SwarmEngine) -> None:
@@ -593,16 +595,22 @@ def leave_a_result_by_cancelling_the_task(engine: SwarmEngine) -> None:
     ],
 )
 def test_an_abandoned_stream_ends_within_a_step(
-    leave: Callable[[SwarmEngine], None], engine: SwarmEngine
+    leave: Callable[[SwarmEngine], AbstractContextManager[None] | None],
+    stepwise: SwarmEngine,
+    steps: Steps,
 ) -> None:
-    """C2, C4: sequence and cells are free, the next call works."""
-    leave(engine)
-    gc.collect()
-    pass_a_step(engine)
-    statistics = engine.statistics()
-    assert statistics.num_cancelled == 1
-    assert statistics.cells_used == statistics.sequences_used == 0
-    assert_usable(engine)
+    """C2, C4: the step that was under way is the last; sequence and cells are free."""
+    steps.allow(3)  # the prompt and two tokens; before the next step the engine waits
+    with leave(stepwise) or nullcontext():
+        gc.collect()
+        steps.set_free()
+        pass_a_step(stepwise)
+        statistics = stepwise.statistics()
+        assert statistics.num_cancelled == 1
+        assert statistics.num_running == 0
+        assert steps.count <= 4
+        assert statistics.cells_used == statistics.sequences_used == 0
+    assert_usable(stepwise)
 
 
 def test_a_stream_kept_open_does_not_block_its_own_thread(engine: SwarmEngine) -> None:
@@ -615,21 +623,22 @@ def test_a_stream_kept_open_does_not_block_its_own_thread(engine: SwarmEngine) -
     assert text == answer_alone(DOCUMENT[:50], params).text
 
 
-def test_cancelling_twice_and_after_the_end(engine: SwarmEngine) -> None:
+def test_cancelling_twice_and_after_the_end(gated: SwarmEngine, gate: Gate) -> None:
     """C4: the same error however often; nothing at all when the answer is complete."""
-    handle = engine.submit(DOCUMENT[:50], LONG)
+    handle = gated.submit(DOCUMENT[:50], LONG)
     handle.cancel()
     handle.cancel()
+    gate.open()
     for _ in range(2):
         with pytest.raises(RequestCancelledError):
             handle.result(WAIT_SECONDS)
     handle.cancel()
-    done = engine.submit(DOCUMENT[:50], SHORT)
+    done = gated.submit(DOCUMENT[:50], SHORT)
     result = done.result(WAIT_SECONDS)
     done.cancel()
     assert done.result() == result
-    assert engine.statistics().num_cancelled == 1
-    assert_usable(engine)
+    assert gated.statistics().num_cancelled == 1
+    assert_usable(gated)
 
 
 def test_cancelling_a_leader_helps_the_followers(gated: SwarmEngine, gate: Gate) -> None:
@@ -797,19 +806,34 @@ def test_closing_twice_and_use_after_it(engine: SwarmEngine) -> None:
             use()
 
 
-def test_closing_from_many_threads(engine: SwarmEngine, pool: ThreadPoolExecutor) -> None:
+def await_closing(engine: SwarmEngine, *closing: Future[None]) -> None:
+    """Return when `close` has been called on an engine that is held in a step."""
+    while not engine.closed:
+        assert not any(one.done() for one in closing)
+        time.sleep(0.001)
+
+
+def test_closing_from_many_threads(
+    gated: SwarmEngine, gate: Gate, pool: ThreadPoolExecutor
+) -> None:
     """All of them return."""
-    handle = engine.submit(DOCUMENT[:50], LONG)
-    closing = [pool.submit(engine.close) for _ in range(8)]
+    handle = gated.submit(DOCUMENT[:50], LONG)
+    assert gate.entered.wait(WAIT_SECONDS)
+    closing = [pool.submit(gated.close) for _ in range(8)]
+    await_closing(gated, *closing)
+    gate.open()
     for one in closing:
         one.result(WAIT_SECONDS)
     with pytest.raises(EngineClosedError):
         handle.result(WAIT_SECONDS)
 
 
-def test_closing_during_streams(engine: SwarmEngine, pool: ThreadPoolExecutor) -> None:
+def test_closing_during_streams(
+    stepwise: SwarmEngine, steps: Steps, pool: ThreadPoolExecutor
+) -> None:
     """Sync and async readers get what there was, then EngineClosedError; `result` likewise."""
-    handle = engine.submit(DOCUMENT[:50], LONG)
+    handle = stepwise.submit(DOCUMENT[:50], LONG)
+    steps.allow(3)
     begun = threading.Barrier(3)
 
     def read_sync() -> None:
@@ -832,7 +856,10 @@ def test_closing_during_streams(engine: SwarmEngine, pool: ThreadPoolExecutor) -
         pool.submit(handle.result),
     ]
     begun.wait(WAIT_SECONDS)
-    engine.close()
+    closing = pool.submit(stepwise.close)
+    await_closing(stepwise, closing)
+    steps.set_free()
+    closing.result(WAIT_SECONDS)
     for reader in readers:
         with pytest.raises(EngineClosedError, match="request-"):
             reader.result(WAIT_SECONDS)
@@ -846,8 +873,7 @@ def test_closing_with_requests_everywhere(
     assert gate.entered.wait(WAIT_SECONDS)
     handles += [gated.submit(piece(name, 20), SHORT) for name in "defgh"]
     closing = pool.submit(gated.close)
-    while not gated.closed:
-        assert not closing.done()
+    await_closing(gated, closing)
     with pytest.raises(EngineClosedError):
         gated.submit([1])
     gate.open()
@@ -878,9 +904,21 @@ def test_what_is_no_engine_is_refused(engine: Any) -> None:
         SwarmEngine(engine)
 
 
-def interrupt_soon() -> None:
-    """Ctrl-C for the main thread, while it waits in what is called next."""
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+def interrupt_waiting_in(function: Callable[..., Any]) -> None:
+    """Ctrl-C for this thread, which must be the main one, once it waits inside of `function`."""
+    ident = threading.get_ident()
+
+    def is_waiting() -> bool:
+        frame = sys._current_frames()[ident]
+        codes = [frame.f_code for frame, _ in traceback.walk_stack(frame)]
+        return threading.Event.wait.__code__ in codes[:2] and function.__code__ in codes
+
+    def interrupt() -> None:
+        while not is_waiting():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
 
 
 def test_closing_again_after_an_interrupt_waits_for_the_step(gate: Gate) -> None:
@@ -889,7 +927,7 @@ def test_closing_again_after_an_interrupt_waits_for_the_step(gate: Gate) -> None
     swarm = open_swarm(fake)
     handle = swarm.submit(DOCUMENT, LONG)
     assert gate.entered.wait(WAIT_SECONDS)
-    interrupt_soon()
+    interrupt_waiting_in(SwarmEngine.close)
     with pytest.raises(KeyboardInterrupt):
         swarm.close()
     threading.Timer(0.1, gate.open).start()
@@ -910,7 +948,7 @@ def test_an_engine_whose_loading_was_interrupted_is_closed(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine_loop, "open_engine", load)
     before = set(engine_threads())
-    interrupt_soon()
+    interrupt_waiting_in(SwarmEngine.__init__)
     with pytest.raises(KeyboardInterrupt):
         SwarmEngine(EngineConfig(model_path=Path("model.gguf")))
     (thread,) = set(engine_threads()) - before
@@ -950,10 +988,18 @@ def test_dropping_an_engine_waits_for_nobody(gate: Gate) -> None:
     assert not thread.is_alive()
 
 
-def test_leaving_the_block_closes() -> None:
+def test_leaving_the_block_closes(gate: Gate, pool: ThreadPoolExecutor) -> None:
     """As a context manager, with a stream still running."""
-    with open_swarm() as engine:
+
+    def open_once_closed() -> None:
+        await_closing(engine)
+        gate.open()
+
+    with open_swarm(FakeEngine(on_decode=gate)) as engine:
         handle = engine.submit(DOCUMENT[:50], LONG)
+        assert gate.entered.wait(WAIT_SECONDS)
+        opening = pool.submit(open_once_closed)
+    opening.result(WAIT_SECONDS)
     assert engine.closed
     with pytest.raises(EngineClosedError):
         handle.result(WAIT_SECONDS)
@@ -969,9 +1015,12 @@ from langchain_swarmkv.errors import ForkedProcessError
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
+from tests.support.gates import Steps
+
 endless = SamplingParams(max_tokens=4000, ignore_eos=True)
+steps = Steps()
 engine = SwarmEngine(
-    FakeEngine(num_cells=8192, step_seconds=0.001),
+    FakeEngine(num_cells=8192, on_decode=steps, step_seconds=0.001),
     device_locks=DeviceLockManager(across_processes=False),
 )
 """
@@ -996,6 +1045,7 @@ def run_python(code: str) -> str:
     "ending",
     [
         """
+        steps.set_free()
         handle = engine.submit([1], endless)
         async def read():
             stream = aiter(handle)
@@ -1004,6 +1054,7 @@ def run_python(code: str) -> str:
         stream = asyncio.run(read())
         """,
         """
+        steps.set_free()
         async def read():
             async for chunk in engine.submit([1], endless):
                 asyncio.get_running_loop().stop()
@@ -1024,8 +1075,10 @@ def test_a_forked_child_is_told() -> None:
     """Every use in the child is a ForkedProcessError; it can end; the parent goes on."""
     code = """
     short = SamplingParams(max_tokens=3, ignore_eos=True)
+    steps.allow(3)
     done = engine.submit([1], short, pin="key")
     answer = done.result().text
+    steps.allow(2)
     running = engine.submit([1, 2], endless)
     stream = iter(running)
     next(stream)
@@ -1060,6 +1113,7 @@ def test_a_forked_child_is_told() -> None:
         sys.exit(7)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7
+    steps.set_free()
     assert not engine.closed
     assert engine.submit([1], short).result().text == answer
     running.cancel()

@@ -30,6 +30,7 @@ from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, StoredPrefix
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
+from tests.support.gates import let_restoring_take
 from tests.unit_tests.scheduling.support import (
     WAIT_SECONDS,
     answer_alone,
@@ -42,6 +43,12 @@ ROOT = Path(__file__).parents[3]
 DOCUMENT = piece("Document", 400)
 PREFILL = SamplingParams(max_tokens=0)
 SHORT = SamplingParams(max_tokens=6)
+
+
+@pytest.fixture(autouse=True)
+def _restoring_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quicker than computing, whatever else the machine does."""
+    let_restoring_take(monkeypatch, 0.0)
 
 
 def ask(engine: SwarmEngine, tokens: list[int]) -> RequestStatistics:
@@ -93,9 +100,7 @@ def test_what_memory_holds_serves_where_the_disk_does_not(kind: str, tmp_path: P
     store = Slow(tmp_path)
     store.put(snapshot_of(more if kind == "too large for the pool" else more[:440]))
     num_cells = 800 if kind == "too large for the pool" else 2000
-    # Slow enough that a restore from memory is quicker, whatever else the machine does.
-    fake = FakeEngine(num_cells=num_cells, step_seconds=0.05)
-    with open_swarm(fake, snapshot_store=store) as engine:
+    with open_swarm(FakeEngine(num_cells=num_cells), snapshot_store=store) as engine:
         if kind == "too slow":  # by the rates so far
             ask(engine, piece("x", 400))
             counters = engine._loop._tiers.counters
@@ -261,7 +266,7 @@ def test_what_was_read_is_kept_in_memory(tmp_path: Path) -> None:
     """It is not read again when it has left the pool."""
     with DiskSnapshotStore(tmp_path) as store:
         store.put(snapshot_of(DOCUMENT))
-    with open_swarm(FakeEngine(num_cells=500, step_seconds=0.03), snapshot_dir=tmp_path) as engine:
+    with open_swarm(FakeEngine(num_cells=500), snapshot_dir=tmp_path) as engine:
         ask(engine, [*DOCUMENT, 1])
         ask(engine, piece("other", 450))
         assert ask(engine, [*DOCUMENT, 2]).prefix_source is PrefixSource.MEMORY

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 
 from tests.support.oracle import Oracle, OracleStep, assert_matches_oracle
 from tests.support.raw import DecodeRefusedError
+from tests.support.tolerances import F32_ROUNDING
 
 PROMPT = np.random.default_rng(3).integers(32, 127, 700).tolist()
 
@@ -25,10 +27,11 @@ def test_equal_questions_have_bit_equal_answers(tiny_models: Path, flash_attenti
 def test_prefill_equals_feeding_token_by_token(tiny_models: Path) -> None:
     """The answer to a prompt does not depend on where the prompt ends and the answer starts."""
     prompt, forced = PROMPT[:40], PROMPT[40:60]
-    with Oracle(tiny_models, 256, False, n_threads=1) as oracle:
+    f32 = llama_cpp.GGML_TYPE_F32
+    with Oracle(tiny_models, 256, False, n_threads=1, kv_type=f32) as oracle:
         rows = oracle.step_logits(prompt, forced)
         assert rows.shape[0] == len(forced) + 1
-        assert np.abs(rows[-1] - oracle.first_logits(prompt + forced)).max() < 0.01
+        assert np.abs(rows[-1] - oracle.first_logits(prompt + forced)).max() < F32_ROUNDING
 
 
 def test_greedy_takes_the_best_token_of_every_step(tiny_models: Path) -> None:
