@@ -38,11 +38,11 @@ install: $(VENV)/.installed-dev  ## Install the package with all that tests and 
 test: $(VENV)/.installed-dev  ## Run the tests (TEST=path for some)
 	$(PYTEST)
 
-test-long: $(VENV)/.installed-dev  ## Run the long fuzzers, of which make test has short versions
-	$(PYTEST) -m long
+test-long: $(VENV)/.installed-dev  ## Run the fuzzers at full length, which make test runs for a short time
+	TEST_LENGTH=full $(PYTEST) -m long
 
-test-all: $(VENV)/.installed-dev  ## Run both in one (TEST=path for some)
-	$(PYTEST) -m 'long or not long'
+test-all: $(VENV)/.installed-dev  ## Run all tests, the fuzzers at full length (TEST=path for some)
+	TEST_LENGTH=full $(PYTEST)
 
 test-unit: TEST = tests/unit_tests
 test-unit: $(VENV)/.installed-dev  ## Run the unit tests, on generated models (TEST=path for some)

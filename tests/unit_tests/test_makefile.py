@@ -85,5 +85,5 @@ def test_a_second_run_installs_nothing_until_the_project_file_changes(tmp_path: 
 
 def test_help_names_every_target() -> None:
     """What `make` alone prints."""
-    for target in ("demo", "test", "test-unit", "lint", "type", "format", "bench-floor"):
+    for target in ("demo", "test", "test-long", "test-all", "test-unit", "lint", "bench-floor"):
         assert f"make {target} " in make().stdout

@@ -34,6 +34,7 @@ from langchain_swarmkv.snapshots.snapshot_file import (
     write_snapshot,
 )
 from langchain_swarmkv.snapshots.wrapping import Compression, SnapshotCipher
+from tests.support.fuzz import length
 from tests.unit_tests.snapshots.store_contract import A
 
 KEY = bytes(range(32))
@@ -125,9 +126,9 @@ def test_every_flipped_byte_and_every_cut_is_refused(wrapping: str, tmp_path: Pa
         damaged[place] ^= 1 << (place % 8)
         with pytest.raises(SnapshotFormatError, match="file"):
             read(bytes(damaged), path, cipher)
-    for length in range(0, len(data), max(1, len(data) // 100)):
+    for end in range(0, len(data), max(1, len(data) // 100)):
         with pytest.raises(SnapshotFormatError, match="file"):
-            read(data[:length], path, cipher)
+            read(data[:end], path, cipher)
     with pytest.raises(SnapshotFormatError):
         read(data + b"\0", path, cipher)
 
@@ -329,7 +330,8 @@ def test_any_models_name_can_be_written(name: str, written: str, tmp_path: Path)
     )
 
 
-@settings(max_examples=2000, deadline=None)
+@pytest.mark.long
+@settings(max_examples=length(200, 2000), deadline=None)
 @given(data=st.data())
 def test_mutations_never_get_through(data: st.DataObject, tmp_path_factory: Any) -> None:
     """Bytes replaced, cut out, doubled or put in: a typed error, or the file as it was."""
