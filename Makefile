@@ -38,10 +38,10 @@ install: $(VENV)/.installed-dev  ## Install the package with all that tests and 
 test: $(VENV)/.installed-dev  ## Run the tests (TEST=path for some)
 	$(PYTEST)
 
-test-long: $(VENV)/.installed-dev  ## Run the fuzzers at full length, which make test runs for a short time
+test-long: $(VENV)/.installed-dev  ## Run in full what make test cuts short
 	TEST_LENGTH=full $(PYTEST) -m long
 
-test-all: $(VENV)/.installed-dev  ## Run all tests, the fuzzers at full length (TEST=path for some)
+test-all: $(VENV)/.installed-dev  ## Run all tests, each in full (TEST=path for some)
 	TEST_LENGTH=full $(PYTEST)
 
 test-unit: TEST = tests/unit_tests

@@ -22,7 +22,7 @@ from tests.support.tolerances import SMOLLM2_F16_ROUNDING
 CLAIMS = [
     f"{n}. A pump according to claim {n - 1 or 1}, wherein part {n} of the housing carries a seal "
     f"of grade {n * 7 % 13} and is fixed with {n % 5 + 2} bolts of type M{n % 9 + 3}."
-    for n in range(1, 75)
+    for n in range(1, 31)
 ]
 DOCUMENT = "Claims of a patent on a pump.\n\n" + "\n".join(CLAIMS)
 
@@ -73,7 +73,7 @@ def test_an_agent_reads_its_document_once(llm: ChatSwarmKV) -> None:
     )
     result = agent.invoke({"messages": [HumanMessage("What does claim 12 say of the seal?")]})
     num_document_tokens = len(llm.prefix_token_ids([document_message(DOCUMENT)]))
-    assert num_document_tokens > 3000
+    assert num_document_tokens > 1000
     answers = [m for m in result["messages"] if isinstance(m, AIMessage)]
     assert [[call["name"] for call in a.tool_calls] for a in answers] == [
         ["read_claim"],

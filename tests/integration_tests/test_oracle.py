@@ -18,6 +18,7 @@ from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, Sampl
 from langchain_swarmkv.scheduling.request import RequestResult
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import PrefixSource
+from tests.support.fuzz import length
 from tests.support.gates import let_restoring_take
 from tests.support.oracle import Oracle, assert_matches_oracle
 from tests.support.raw import Logits
@@ -262,12 +263,14 @@ def test_the_same_prompt_again_equals_the_oracle(tiny_models: Path, tiny_judge: 
         tiny_judge.check(tokens, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flash_attention", [FlashAttention.OFF, FlashAttention.ON])
 def test_branches_on_f16_smollm2_equal_the_oracle(
     smollm2_f16: Path, flash_attention: FlashAttention
 ) -> None:
     """On a real model with F16 weights, with either attention kernel."""
-    lengths = SUFFIX_LENGTHS if flash_attention is FlashAttention.OFF else SUFFIX_LENGTHS[::4]
+    step = length(4, 1) if flash_attention is FlashAttention.OFF else 4
+    lengths = SUFFIX_LENGTHS[::step]
     _check_smollm2(smollm2_f16, flash_attention, lengths, tolerance=SMOLLM2_F16_ROUNDING)
 
 
@@ -284,11 +287,11 @@ def test_branches_of_a_document_from_the_prefill_context_equal_the_oracle(
     )
 
 
+@pytest.mark.long
 def test_branches_on_shipped_smollm2_equal_the_oracle(smollm2: Path) -> None:
     """On the quantised weights that the demo uses, as far as their rounding allows."""
-    _check_smollm2(
-        smollm2, FlashAttention.OFF, SUFFIX_LENGTHS[::3], tolerance=SMOLLM2_Q4_1_ROUNDING
-    )
+    lengths = SUFFIX_LENGTHS[:: length(5, 3)]
+    _check_smollm2(smollm2, FlashAttention.OFF, lengths, tolerance=SMOLLM2_Q4_1_ROUNDING)
 
 
 TEXT = (

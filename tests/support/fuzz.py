@@ -1,4 +1,4 @@
-"""How long fuzzers run: a short time in `make test`, their full length in `make test-all`."""
+"""How long the longest tests run: for a short time in `make test`, in full in `make test-all`."""
 
 from __future__ import annotations
 

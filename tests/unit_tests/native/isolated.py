@@ -8,17 +8,13 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-ROOT = Path(__file__).parents[3]
+from tests.support.processes import ROOT, WITHOUT_LANGCHAIN
+
 _TIMEOUT_SECONDS = 110
 
-# The engine needs nothing of LangChain, whose import would take longer than most of the cases: so
-# the package's root, which imports it, is left out.
-_PRELUDE = f"""
-import sys, types
-root = sys.modules["langchain_swarmkv"] = types.ModuleType("langchain_swarmkv")
-root.__path__ = [{str(ROOT / "langchain_swarmkv")!r}]
-"""
-_PRELUDE += """
+_PRELUDE = (
+    WITHOUT_LANGCHAIN
+    + """
 from pathlib import Path
 import numpy as np
 from langchain_swarmkv.config import EngineConfig, SamplingParams
@@ -47,6 +43,7 @@ def append(engine, seq_id, tokens):
         engine.decode(batch)
     return row
 """
+)
 
 
 def run_isolated(code: str, *arguments: str | Path, stdin: str = "", may_log: bool = False) -> str:

@@ -17,6 +17,7 @@ from langchain_swarmkv.prompts.document import (
     document_message,
     document_parts,
 )
+from tests.support.processes import WITHOUT_LANGCHAIN
 
 IDENTITY = "a" * 64
 
@@ -70,7 +71,7 @@ def test_digests_are_equal_in_every_process() -> None:
     )
     found = {
         subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", WITHOUT_LANGCHAIN + code],
             env={"PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,

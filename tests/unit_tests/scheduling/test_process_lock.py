@@ -16,6 +16,7 @@ import pytest
 from langchain_swarmkv.errors import DeviceLockError, DeviceLockTimeoutError
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.process_lock import ProcessLock, private_lock_dir
+from tests.support.processes import WITHOUT_LANGCHAIN
 
 GENEROUS_SECONDS = 60.0
 PREAMBLE = """
@@ -47,7 +48,12 @@ class Child:
 
     def __init__(self, script: str, lock_dir: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), str(lock_dir)],
+            [
+                sys.executable,
+                "-c",
+                WITHOUT_LANGCHAIN + PREAMBLE + textwrap.dedent(script),
+                str(lock_dir),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -41,6 +41,7 @@ from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle, TokenChunk
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.gates import Gate, Steps
+from tests.support.processes import WITHOUT_LANGCHAIN
 from tests.unit_tests.scheduling.support import (
     WAIT_SECONDS,
     answer_alone,
@@ -905,13 +906,13 @@ def test_what_is_no_engine_is_refused(engine: Any) -> None:
 
 
 def interrupt_waiting_in(function: Callable[..., Any]) -> None:
-    """Ctrl-C for this thread, which must be the main one, once it waits inside of `function`."""
+    """Ctrl-C for this thread, which must be the main one, once `function` waits for an event."""
     ident = threading.get_ident()
 
     def is_waiting() -> bool:
         frame = sys._current_frames()[ident]
         codes = [frame.f_code for frame, _ in traceback.walk_stack(frame)]
-        return threading.Event.wait.__code__ in codes[:2] and function.__code__ in codes
+        return codes[1:3] == [threading.Event.wait.__code__, function.__code__]
 
     def interrupt() -> None:
         while not is_waiting():
@@ -927,7 +928,7 @@ def test_closing_again_after_an_interrupt_waits_for_the_step(gate: Gate) -> None
     swarm = open_swarm(fake)
     handle = swarm.submit(DOCUMENT, LONG)
     assert gate.entered.wait(WAIT_SECONDS)
-    interrupt_waiting_in(SwarmEngine.close)
+    interrupt_waiting_in(engine_loop.EngineLoop.close)
     with pytest.raises(KeyboardInterrupt):
         swarm.close()
     threading.Timer(0.1, gate.open).start()
@@ -948,7 +949,7 @@ def test_an_engine_whose_loading_was_interrupted_is_closed(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine_loop, "open_engine", load)
     before = set(engine_threads())
-    interrupt_waiting_in(SwarmEngine.__init__)
+    interrupt_waiting_in(engine_loop.EngineLoop.start)
     with pytest.raises(KeyboardInterrupt):
         SwarmEngine(EngineConfig(model_path=Path("model.gguf")))
     (thread,) = set(engine_threads()) - before
@@ -1028,8 +1029,9 @@ engine = SwarmEngine(
 
 def run_python(code: str) -> str:
     """A process that must end by itself, with exit code 0 and silence on stderr."""
+    warnings = ("-W", "error", "-W", "ignore::DeprecationWarning")
     process = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code],
+        [sys.executable, *warnings, "-c", WITHOUT_LANGCHAIN + code],
         cwd=ROOT,
         capture_output=True,
         text=True,

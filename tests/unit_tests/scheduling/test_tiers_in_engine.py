@@ -31,6 +31,7 @@ from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import FoundPrefix, StoredPrefix
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 from tests.support.gates import let_restoring_take
+from tests.support.processes import WITHOUT_LANGCHAIN
 from tests.unit_tests.scheduling.support import (
     WAIT_SECONDS,
     answer_alone,
@@ -165,7 +166,7 @@ def test_write_back_saves_at_the_end_of_an_interpreter_that_closes_nothing(
     {ending}
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", dedent(code)],
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_LANGCHAIN + dedent(code)],
         cwd=ROOT,
         capture_output=True,
         text=True,

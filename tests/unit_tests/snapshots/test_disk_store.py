@@ -31,6 +31,7 @@ from langchain_swarmkv.snapshots import disk_store, snapshot_file
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.store import StoredPrefix
 from tests.support.fuzz import length
+from tests.support.processes import WITHOUT_LANGCHAIN
 from tests.unit_tests.snapshots.store_contract import (
     NAMESPACE,
     PLENTY,
@@ -423,8 +424,10 @@ def _as_no_superuser() -> Iterator[None]:
 
 # -- processes -------------------------------------------------------------------------------------
 
-_PRELUDE = """
-import os, sys, random, time
+_PRELUDE = (
+    WITHOUT_LANGCHAIN
+    + """
+import os, random, time
 sys.path.insert(0, os.getcwd())
 from contextlib import contextmanager
 from pathlib import Path
@@ -432,6 +435,7 @@ from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from tests.unit_tests.snapshots.store_contract import snapshot_of
 folder = Path(sys.argv[1])
 """
+)
 
 
 def start(code: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from langchain_swarmkv.errors import SnapshotError
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace, snapshot_key
+from tests.support.processes import WITHOUT_LANGCHAIN
 from tests.unit_tests.snapshots.store_contract import identity_of, namespace_of
 
 SNAPSHOT = KVSnapshot(identity_of("model"), namespace_of("model", "salt"), (1, 2, 3), b"state")
@@ -118,7 +119,7 @@ def test_keys_are_the_same_in_every_process() -> None:
     code = "from tests.unit_tests.snapshots.test_snapshot import SNAPSHOT\nprint(SNAPSHOT.key)"
     keys = {
         subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", WITHOUT_LANGCHAIN + code],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,
