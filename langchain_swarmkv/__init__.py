@@ -77,6 +77,7 @@ from langchain_swarmkv.graph.budget_report import (
     AnalystBudget,
     BudgetReport,
     BudgetWarning,
+    GraphWarning,
     PoolBudget,
     Verdict,
 )
@@ -145,6 +146,7 @@ __all__ = [
     "FoundPrefix",
     "GrammarError",
     "GraphError",
+    "GraphWarning",
     "InvalidBatchError",
     "InvalidRequestError",
     "KVSnapshot",

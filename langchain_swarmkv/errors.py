@@ -193,11 +193,16 @@ class RequestTimeoutError(RequestError):
     hint = "Raise timeout_seconds, lower max_tokens, or ask for fewer branches at once."
 
 
-class AnswerError(SwarmKVError, ValueError):
+class AnswerError(SwarmKVError):
     """The answer is not the object that was asked for; `text` is what the model wrote.
 
-    Raised ones are also `langchain_core.exceptions.OutputParserException`.
+    A sampled answer may be right the next time, so an `AnalystNode` raises this, and LangGraph's
+    default policy tries again. The error of a greedy answer, which would come out the same, and
+    every error of `with_structured_output`, is LangChain's `OutputParserException` too, which is a
+    ValueError and is not tried again by itself.
     """
+
+    retryable = True
 
 
 class TruncatedAnswerError(AnswerError):

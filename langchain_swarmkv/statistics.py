@@ -100,6 +100,9 @@ class EngineStatistics:
     """Output tokens fed back through the model."""
     num_cached_tokens: int
     """Prompt tokens that requests reused instead of decoding."""
+    num_recomputed_tokens: int
+    """Prompt tokens computed although the caller took them to be in the cache: a document that an
+    analyst had to read again."""
     prefix_cache_queries: int
     prefix_cache_hits: int
     num_forks: int

@@ -47,6 +47,8 @@ class ChatSwarmKV(DocumentModel):
     A call takes, besides `stop`, every sampling field by keyword (`invoke(..., max_tokens=20)`,
     `bind(seed=1)`), and:
 
+        expected_cached_tokens: how much of the prompt should be in the cache; what is not is
+            counted as `num_recomputed_tokens` of the engine's statistics.
         keep_prefix: False frees the cells of prompt and answer at the end (a one-shot branch).
         request_name: for statistics and messages.
         required_prefix_tokens: see only that many tokens of the system messages' prefix.
@@ -164,6 +166,7 @@ class ChatSwarmKV(DocumentModel):
             params,
             name=options.get("request_name", ""),
             keep_prefix=options.get("keep_prefix", True),
+            expected_cached_tokens=options.get("expected_cached_tokens", 0),
             marks=style.marks.by_token,
         )
         return Answering(handle, parser, self.model_name, self.tokenizer)

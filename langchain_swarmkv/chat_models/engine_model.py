@@ -54,7 +54,13 @@ MODEL_PATH_VARIABLE = "SWARMKV_MODEL_PATH"
 _ENGINE_FIELDS = tuple(EngineConfig.model_fields)
 _SNAPSHOT_FIELDS = tuple(SnapshotSettings.model_fields)
 _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
-_CALL_OPTIONS = ("keep_prefix", "request_name", "required_prefix_tokens", *CALL_OPTIONS)
+_CALL_OPTIONS = (
+    "expected_cached_tokens",
+    "keep_prefix",
+    "request_name",
+    "required_prefix_tokens",
+    *CALL_OPTIONS,
+)
 
 _OTHERS_NAMES = {
     "base_url": "model_path: the model runs in this process",

@@ -9,18 +9,19 @@ from typing import Any, Optional
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.errors import (
     AnswerError,
     ConfigurationError,
     ContextBudgetError,
     DocumentMissingError,
     PromptError,
+    TruncatedAnswerError,
 )
-from langchain_swarmkv.graph.node_run import NodeRun, check_llm, read_key
-from langchain_swarmkv.graph.state import FINDINGS_KEY
-from langchain_swarmkv.graph.tasks import Task, check_task, task_messages
-from langchain_swarmkv.prompts.call import Call
+from langchain_swarmkv.graph.node_model import NodeLLM, NodeModel
+from langchain_swarmkv.graph.node_run import NodeRun, read_key
+from langchain_swarmkv.graph.state import FINDINGS_KEY, MESSAGES_KEY
+from langchain_swarmkv.graph.tasks import Task, atask_messages, check_task, task_messages
+from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
 from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     DocumentRef,
@@ -43,15 +44,19 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     the `DocumentRef` names. Where the state has only the reference (as `Send` may pass it on), the
     text that this process prefilled for it is used.
 
-    Tokens go out on the `messages` stream, and one `analyst` event at the end on `custom`.
+    Tokens go out on the `messages` stream, and one `analyst` event at the end on `custom`. Where
+    much of a prefilled document had to be computed again, a `warning` comes once a run.
 
     Args:
-        llm: the model that answers.
-        task: a text, a prompt template whose variables are state keys, or a function of the state.
+        llm: the model that answers; it may have options or retries bound to it (`llm.bind(seed=1)`,
+            `llm.with_retry()`).
+        task: a text, a prompt template whose variables are state keys, or a function of the state,
+            which may be async and may take LangGraph's `config` and `runtime` beside it.
         name: name of the finding; None: the node's name in the graph. Copies that `Send` starts get
             their number: `section[0]`, `section[1]`, ...
         max_tokens: most tokens of the answer; None: the model's setting.
         output_key: state key of the answer, a string; None: `{name: answer}` under `findings`.
+            "messages": the whole AIMessage, as LangGraph's message states want it.
         document_key: state key of the text; None: the reference's, or "document" without one.
         ref_key: state key of the `DocumentRef`.
         required_prefix_tokens: read only that many tokens of the shared part, and start as soon as
@@ -68,7 +73,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
 
     def __init__(
         self,
-        llm: ChatSwarmKV,
+        llm: NodeLLM,
         task: Task,
         *,
         name: str | None = None,
@@ -82,7 +87,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         schema: dict[str, Any] | type | None = None,
         strict: bool | None = None,
     ) -> None:
-        check_llm(llm)
+        self._model = NodeModel(llm)
         check_task(task)
         _check_positive(
             max_tokens=max_tokens,
@@ -90,21 +95,30 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             max_task_tokens=max_task_tokens,
             max_fanout=max_fanout,
         )
-        self.llm = llm
+        self.llm = self._model.llm
         self.task = task
         self.name = name
-        self.max_tokens = max_tokens
+        bound = self._model.options
+        self.max_tokens = bound.get("max_tokens") if max_tokens is None else max_tokens
         self.output_key = output_key
         self.document_key = document_key
         self.ref_key = ref_key
-        self.required_prefix_tokens = required_prefix_tokens
+        self.required_prefix_tokens = (
+            bound.get("required_prefix_tokens")
+            if required_prefix_tokens is None
+            else required_prefix_tokens
+        )
         self.max_task_tokens = max_task_tokens
         self.max_fanout = max_fanout
         self.schema = None if schema is None else output_schema(schema)
-        self.call_options = (
+        schema_options = (
             {} if self.schema is None else self.schema.call_options("json_schema", strict)
         )
-        """What each call asks for besides its messages."""
+        self.call_options = {
+            **{name: value for name, value in bound.items() if name in CALL_OPTIONS},
+            **schema_options,
+        }
+        """What each call asks for besides its messages: tools, a schema."""
         Call.read(self.call_options).check()
 
     def invoke(
@@ -128,11 +142,15 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             AnswerError: it does not validate.
         """
         run = NodeRun(self.get_name(), config)
-        call = self._call(input, run)
+        document = self._document(input, run)
+        call = self._call(document, task_messages(self.task, input, run), run)
         self._check_task_tokens(call, run)
-        if not call.is_known:
-            run.prefill(self.llm, call.shared)
-        return self._output(run, self.llm.invoke(call.messages, run.config, **call.options))
+        cached = document.cached
+        if not document.is_known:
+            cached = self._model.call(lambda: run.prefill(self.llm, document.shared), run.config)
+        options = {**call.options, **self._expectation(cached)}
+        answer = self._model.given.invoke(call.messages, run.config, **options)
+        return self._output(run, cached, answer)
 
     async def ainvoke(
         self,
@@ -143,15 +161,21 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     ) -> dict[str, Any]:
         """Like `invoke`; cancelling it ends the branch within one step."""
         run = NodeRun(self.get_name(), config)
-        call = self._call(input, run)
+        document = self._document(input, run)
+        call = self._call(document, await atask_messages(self.task, input, run), run)
         if self.max_task_tokens is not None:
             # Counting a long document takes too long for an event loop.
             await asyncio.to_thread(self._check_task_tokens, call, run)
-        if not call.is_known:
-            await run.aprefill(self.llm, call.shared)
-        return self._output(run, await self.llm.ainvoke(call.messages, run.config, **call.options))
+        cached = document.cached
+        if not document.is_known:
+            cached = await self._model.acall(
+                lambda: run.aprefill(self.llm, document.shared), run.config
+            )
+        options = {**call.options, **self._expectation(cached)}
+        answer = await self._model.given.ainvoke(call.messages, run.config, **options)
+        return self._output(run, cached, answer)
 
-    def _call(self, state: object, run: NodeRun) -> _Call:
+    def _document(self, state: object, run: NodeRun) -> _Document:
         ref: DocumentRef | None = read_key(state, self.ref_key) or None
         known_text = self.llm.document_of(ref) if ref else None
         text = self._text(state, ref) or known_text
@@ -159,10 +183,13 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             raise self._document_missing(ref, run)
         instructions = ref["instructions"] if ref else DEFAULT_INSTRUCTIONS
         shared: list[BaseMessage] = [document_message(text, instructions)]
-        messages = [*shared, *task_messages(self.task, state, run.node)]
         # One that waits for a part of the document only must not wait for all of it.
         is_known = text == known_text or self.required_prefix_tokens is not None
-        return _Call(shared, messages, self._options(run, ref), is_known)
+        return _Document(shared, ref, ref if text == known_text else None, is_known)
+
+    def _call(self, document: _Document, task: list[BaseMessage], run: NodeRun) -> _Call:
+        messages = [*document.shared, *task]
+        return _Call(document.shared, messages, self._options(run, document.ref))
 
     def _text(self, state: object, ref: DocumentRef | None) -> str | None:
         key = self.document_key or (ref["text_key"] if ref else "document")
@@ -221,8 +248,27 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             options["required_prefix_tokens"] = min(self.required_prefix_tokens, present)
         return options
 
-    def _output(self, run: NodeRun, answer: AIMessage) -> dict[str, Any]:
+    def _expectation(self, cached: DocumentRef | None) -> dict[str, int]:
+        """What of the prompt should be in the cache by now."""
+        if cached is None:
+            return {}
+        num_tokens = min(cached["num_tokens"], self.required_prefix_tokens or cached["num_tokens"])
+        return {"expected_cached_tokens": num_tokens}
+
+    def _output(
+        self, run: NodeRun, cached: DocumentRef | None, answer: AIMessage
+    ) -> dict[str, Any]:
         _tell_analyst(run, answer)
+        if cached is not None:
+            run.tell_shortfall(
+                cached["digest"],
+                expected_tokens=self._expectation(cached)["expected_cached_tokens"],
+                cached_tokens=_cached_tokens(answer),
+            )
+        if self.output_key == MESSAGES_KEY:
+            self._content(answer, run)  # an object that does not validate is an error here too
+            named = answer.name or self._finding(run)
+            return {MESSAGES_KEY: [answer.model_copy(update={"name": named})]}
         finding = self._content(answer, run)
         if self.output_key is not None:
             return {self.output_key: finding}
@@ -234,13 +280,40 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         try:
             return answer_object(answer, self.schema)
         except AnswerError as error:
-            raise type(error)(
-                f"Analyst {run.node!r}: {error}", **error.facts, node=run.node
-            ) from error
+            kind = type(error)
+            if self._is_sampled:
+                # LangChain's own kinds are ValueErrors, which LangGraph never tries again.
+                is_cut = isinstance(error, TruncatedAnswerError)
+                kind = TruncatedAnswerError if is_cut else AnswerError
+            raise kind(f"Analyst {run.node!r}: {error}", **error.facts, node=run.node) from error
+
+    @property
+    def _is_sampled(self) -> bool:
+        """Whether the same call may be answered in another way the next time."""
+        temperature, seed, top_k = (
+            self._model.options.get(name, getattr(self.llm, name))
+            for name in ("temperature", "seed", "top_k")
+        )
+        return bool(temperature) and seed is None and top_k != 1
 
     def _finding(self, run: NodeRun) -> str:
         name, number = self.name or run.node, run.copy_number
         return name if number is None else f"{name}[{number}]"
+
+
+@dataclass(frozen=True)
+class _Document:
+    """What the analyst reads."""
+
+    shared: list[BaseMessage]
+    ref: DocumentRef | None
+    """The state's reference."""
+    cached: DocumentRef | None
+    """The same, if this process has prefilled just this text for it."""
+    is_known: bool
+    """Whether the document needs no prefill of its own. It needs one where this process has not
+    prefilled it yet (after a restart, or when the text was changed), so that it stays for the
+    analysts after this one; their own cells go when they end."""
 
 
 @dataclass(frozen=True)
@@ -250,18 +323,18 @@ class _Call:
     shared: list[BaseMessage]
     messages: list[BaseMessage]
     options: dict[str, Any]
-    is_known: bool
-    """Whether the document needs no prefill of its own. It needs one where this process has not
-    prefilled it yet (after a restart, or when the text was changed), so that it stays for the
-    analysts after this one; their own cells go when they end."""
+
+
+def _cached_tokens(answer: AIMessage) -> int:
+    usage = answer.usage_metadata
+    return usage.get("input_token_details", {}).get("cache_read", 0) if usage else 0
 
 
 def _tell_analyst(run: NodeRun, answer: AIMessage) -> None:
     usage = answer.usage_metadata
     metadata = answer.response_metadata
     prompt_tokens = usage["input_tokens"] if usage else 0
-    details = usage.get("input_token_details", {}) if usage else {}
-    cached_tokens = details.get("cache_read", 0)
+    cached_tokens = _cached_tokens(answer)
     run.tell(
         "analyst",
         prompt_tokens=prompt_tokens,

@@ -129,6 +129,7 @@ class _Budget:
             rows=rows,
             pools=tuple(map(self._pool_budget, self._pools.values())),
             unknown=tuple(self._unknown(rows)),
+            remarks=self._topology.remarks,
             recursion_limit=limit,
         )
 

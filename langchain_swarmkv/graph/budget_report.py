@@ -13,7 +13,14 @@ from rich.table import Table
 
 from langchain_swarmkv.errors import ContextBudgetError
 
-__all__ = ["AnalystBudget", "BudgetReport", "BudgetWarning", "PoolBudget", "Verdict"]
+__all__ = [
+    "AnalystBudget",
+    "BudgetReport",
+    "BudgetWarning",
+    "GraphWarning",
+    "PoolBudget",
+    "Verdict",
+]
 
 _A_DOCUMENT = "a document of at most"
 _WHAT_LIMITS = {
@@ -24,6 +31,10 @@ _WHAT_LIMITS = {
 
 class BudgetWarning(UserWarning):
     """Part of a graph's budget will only be known when it runs."""
+
+
+class GraphWarning(UserWarning):
+    """A graph may do, when it runs, what its author did not mean."""
 
 
 class Verdict(str, Enum):
@@ -94,16 +105,15 @@ class AnalystBudget:
         """Whether one copy alone fits."""
         return _verdict(is_over=self.needed_positions > self.limit_tokens, is_known=self.is_known)
 
-    def what_would_fit(self) -> Iterator[str]:
-        """Changes that would make one copy fit."""
-        excess = self.needed_positions - self.limit_tokens
-        if self.n_ctx_train is None or self.needed_positions <= self.n_ctx_train:
-            yield f"n_ctx={self.needed_positions}"
-        if self.max_tokens > excess:
-            yield f"max_tokens={self.max_tokens - excess}"
-        room = (self.document_tokens or 0) - self.overhead_tokens - excess
-        if room > 0:
-            yield f"{_A_DOCUMENT} {room} tokens"
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the document's text that it reads."""
+        return (self.document_tokens or 0) - self.overhead_tokens
+
+    @property
+    def document_room_tokens(self) -> int:
+        """The longest text with which one copy fits."""
+        return self.limit_tokens - self.branch_tokens - self.overhead_tokens
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,14 @@ class PoolBudget:
         return self.num_documents + self.num_branches
 
     @property
+    def document_room_tokens(self) -> int | None:
+        """The longest text with which all branches fit at once; None: there are several texts."""
+        if self.num_documents != 1:
+            return None
+        overhead = max((b.overhead_tokens for b in self.branches), default=0)
+        return self.document_tokens - overhead - (self.needed_cells - self.n_ctx)
+
+    @property
     def verdict(self) -> Verdict:
         """Whether the pool is large enough."""
         if self.allow_waves:
@@ -164,9 +182,9 @@ class PoolBudget:
             room = self.n_ctx - self.document_tokens - task_tokens
             if self.num_branches and room >= self.num_branches:
                 yield f"max_tokens={room // self.num_branches} for each"
-            overhead = max((b.overhead_tokens for b in self.branches), default=0)
-            if self.num_documents == 1 and self.document_tokens - overhead - excess > 0:
-                yield f"{_A_DOCUMENT} {self.document_tokens - overhead - excess} tokens"
+            length = self.document_room_tokens
+            if length is not None and length > 0:
+                yield f"{_A_DOCUMENT} {length} tokens"
         if self.needed_sequences > self.max_sequences:
             yield f"max_sequences={self.needed_sequences}"
         if not self.allow_waves and self.largest_alone_cells <= self.n_ctx:
@@ -183,6 +201,8 @@ class BudgetReport:
     """One for each engine."""
     unknown: tuple[str, ...]
     """What will only be known when the graph runs, and how to make it known."""
+    remarks: tuple[str, ...] = ()
+    """What may surprise when the graph runs, whatever its budget, and what to do."""
     recursion_limit: int | None = None
     """What bounds the graph's cycles to `max_turns`; None: there are none, or no bound."""
 
@@ -217,26 +237,30 @@ class BudgetReport:
 
     def _errors(self) -> Iterator[ContextBudgetError]:
         """What is wrong, the least curable first: the trained context cannot be raised."""
-        for row in self.rows:
-            if row.n_ctx_train is not None and row.needed_positions > row.n_ctx_train:
-                yield self._positions_error(row, "n_ctx_train", row.n_ctx_train)
+        untrained = [
+            row
+            for row in self.rows
+            if row.n_ctx_train is not None and row.needed_positions > row.n_ctx_train
+        ]
+        if untrained:
+            yield self._positions_error(untrained, "n_ctx_train")
         for pool in self.pools:
             if pool.verdict is Verdict.OVER and not pool.allow_waves:
                 yield self._pool_error(pool)
-        for row in self.rows:
-            if row.needed_positions > row.n_ctx:
-                yield self._positions_error(row, "n_ctx", row.n_ctx)
+        if too_long := [row for row in self.rows if row.needed_positions > row.n_ctx]:
+            yield self._positions_error(too_long, "n_ctx")
         for pool in self.pools:
             if pool.verdict is Verdict.OVER:
                 yield self._pinned_error(pool)
 
-    def _positions_error(self, row: AnalystBudget, name: str, limit: int) -> ContextBudgetError:
+    def _positions_error(self, over: list[AnalystBudget], name: str) -> ContextBudgetError:
+        row = max(over, key=lambda row: row.needed_positions)
+        limit = row.n_ctx if row.n_ctx_train is None or name == "n_ctx" else row.n_ctx_train
         return ContextBudgetError(
             f"Analyst {row.node!r} alone needs {row.needed_positions} tokens (document "
             f"{row.document_tokens or 0}, task {row.task_tokens or 0}, max_tokens "
             f"{row.max_tokens}), but {name}={limit}{_WHAT_LIMITS[name]}. "
-            f"{_would_fit(row.what_would_fit())}"
-            f"{self._besides()}",
+            f"{_would_fit(self._what_would_fit(row, over))}",
             needed_tokens=row.needed_positions,
             limit_tokens=limit,
             limit_name=name,
@@ -244,14 +268,20 @@ class BudgetReport:
             report=self,
         )
 
-    def _besides(self) -> str:
-        """The document that all branches at once leave room for, where that is the narrower limit.
-
-        Other ways out of a full pool (more cells, waves) would not help with the trained context.
-        """
-        over = (p for p in self.pools if p.verdict is Verdict.OVER and not p.allow_waves)
-        documents = [c for p in over for c in p.what_would_fit() if c.startswith(_A_DOCUMENT)]
-        return "".join(f" All branches at once: {change}." for change in documents)
+    def _what_would_fit(self, worst: AnalystBudget, over: list[AnalystBudget]) -> Iterator[str]:
+        """Changes with which every analyst fits alone; a length, with which all fit together."""
+        if worst.n_ctx_train is None or worst.needed_positions <= worst.n_ctx_train:
+            yield f"n_ctx={worst.needed_positions}"
+        max_tokens = min(row.max_tokens - row.needed_positions + row.limit_tokens for row in over)
+        if max_tokens > 0:
+            yield f"max_tokens={max_tokens}{' for each' if len(over) > 1 else ''}"
+        same_text = [row for row in self.rows if row.text_tokens == worst.text_tokens]
+        rooms = [row.document_room_tokens for row in same_text]
+        # Other ways out of a full pool (more cells, waves) do not help with the trained context.
+        pools = [p for p in self.pools if p.verdict is Verdict.OVER and not p.allow_waves]
+        rooms += [room for pool in pools if (room := pool.document_room_tokens) is not None]
+        if min(rooms) > 0:
+            yield f"{_A_DOCUMENT} {min(rooms)} tokens"
 
     def _pool_error(self, pool: PoolBudget) -> ContextBudgetError:
         is_cells = pool.needed_cells > pool.n_ctx
@@ -285,7 +315,11 @@ class BudgetReport:
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
     def __rich__(self) -> Group:
-        return Group(self._table(), *map(_pool_line, self.pools), *(f"? {u}" for u in self.unknown))
+        return Group(
+            self._table(),
+            *map(_pool_line, self.pools),
+            *(f"? {note}" for note in (*self.unknown, *self.remarks)),
+        )
 
     def _table(self) -> Table:
         table = Table(title="Context budget, in tokens", title_justify="left", box=box.SIMPLE)

@@ -90,13 +90,19 @@ class PrefixCounter:
             key: object = (self._llm.cache_salt, input_key, instructions)
             return Prefix(key, input_key, None, 0, (message,), ())
         ids = self._llm.prefix_token_ids([message])
-        overhead = len(ids) - self._llm.get_num_tokens(_STAND_IN if text is None else text)
+        overhead = self._overhead(_STAND_IN, instructions)
         if text is not None:
             num_tokens = len(ids)
+            # Tokens merge at the seams, in one text more than in another.
+            overhead = max(overhead, len(ids) - self._llm.get_num_tokens(text))
         elif num_tokens is not None:
             num_tokens += overhead
         key = (self._llm.cache_salt, input_key, tuple(ids))
         return Prefix(key, input_key, num_tokens, overhead, (message,), tuple(ids))
+
+    def _overhead(self, text: str, instructions: str) -> int:
+        ids = self._llm.prefix_token_ids([document_message(text, instructions)])
+        return len(ids) - self._llm.get_num_tokens(text)
 
     def task_tokens(self, analyst: AnalystNode, prefix: Prefix) -> int | None:
         """Prompt tokens after the shared part; None if they depend on the state."""

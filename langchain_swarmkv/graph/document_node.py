@@ -6,9 +6,9 @@ from typing import Any, Optional
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.errors import PromptError
-from langchain_swarmkv.graph.node_run import NodeRun, check_llm, read_key
+from langchain_swarmkv.graph.node_model import NodeLLM, NodeModel
+from langchain_swarmkv.graph.node_run import NodeRun, read_key
 from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     DocumentRef,
@@ -27,7 +27,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
     Events on the `custom` stream: `prefill` while it works, and one `document` at the end.
 
     Args:
-        llm: the model whose cache is filled.
+        llm: the model whose cache is filled; it may have retries bound to it.
         input_key: state key of the document's text.
         output_key: state key of the `DocumentRef`.
         instructions: what all analysts are told before the document.
@@ -37,7 +37,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
 
     def __init__(
         self,
-        llm: ChatSwarmKV,
+        llm: NodeLLM,
         *,
         input_key: str = "document",
         output_key: str = "document_ref",
@@ -45,8 +45,8 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         pin: bool = False,
         persist: bool = False,
     ) -> None:
-        check_llm(llm)
-        self.llm = llm
+        self._model = NodeModel(llm)
+        self.llm = self._model.llm
         self.input_key = input_key
         self.output_key = output_key
         self.instructions = instructions
@@ -68,7 +68,9 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
-        return self._output(run.prefill(self.llm, shared, **self._options))
+        return self._output(
+            self._model.call(lambda: run.prefill(self.llm, shared, **self._options), run.config)
+        )
 
     async def ainvoke(
         self,
@@ -80,7 +82,11 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """Like `invoke`; cancelling it stops the prefill within one chunk."""
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
-        return self._output(await run.aprefill(self.llm, shared, **self._options))
+        return self._output(
+            await self._model.acall(
+                lambda: run.aprefill(self.llm, shared, **self._options), run.config
+            )
+        )
 
     @property
     def _options(self) -> dict[str, bool]:

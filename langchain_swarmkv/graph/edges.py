@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -24,11 +24,23 @@ from langgraph.graph import END, START
 from langgraph.graph.state import StateGraph
 from langgraph.types import Command, Send
 
-__all__ = ["Edges", "Graph", "reachable", "read_edges"]
+__all__ = ["Edges", "Graph", "SendList", "reachable", "read_edges"]
 
 Graph = StateGraph[Any, Any, Any, Any]
 
 Targets = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class SendList:
+    """A function that may return any number of `Send`s, none included."""
+
+    source: str
+    function: str
+    ends: tuple[str, ...]
+    """Nodes that it may lead to, as far as declared."""
+    can_end: bool
+    """Whether it may end the graph instead."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,35 @@ class Edges:
     """Nodes that run when nothing else is left to do."""
     notes: tuple[str, ...]
     """What cannot be known before the graph runs, and how to make it known."""
+    send_lists: tuple[SendList, ...] = ()
+    """Where a function returns `Send`s, perhaps none."""
+
+    def only_after(self, send_list: SendList) -> list[str]:
+        """Nodes that do not run if the list is empty; none if the function can lead elsewhere.
+
+        Nothing runs then that only its copies lead to, a join among others, and nobody is told.
+        """
+        if send_list.can_end:
+            return []
+        ends = set(send_list.ends)
+        behind = [
+            node
+            for node in dict.fromkeys(n for end in ends for n in reachable(end, self.possible))
+            if node != END
+        ]
+        if ends.intersection(behind):
+            return []
+        without = set(reachable(START, lambda node: self._possible_without(node, ends)))
+        return [node for node in behind if node not in without]
+
+    def _possible_without(self, node: str, missing: set[str]) -> Iterator[str]:
+        targets = (self.plain, self.choices, self.guesses, self.handlers)
+        for target in (t for kind in targets for t in kind.get(node, ())):
+            if target not in missing:
+                yield target
+        for sources, target in self.joins:
+            if node in sources and not missing.intersection(sources):
+                yield target
 
     def known(self, node: str) -> Iterator[str]:
         """Where a node leads, guesses left out."""
@@ -87,6 +128,7 @@ class _Reader:
         self.open_ended: list[str] = []
         self.sent: set[str] = set()
         self.notes: list[str] = []
+        self.send_lists: list[SendList] = []
 
     def read(self) -> Edges:
         plain = self._by_source(self.builder.edges)
@@ -112,6 +154,10 @@ class _Reader:
             sent=frozenset(self.sent),
             deferred=frozenset(n for n, spec in self.builder.nodes.items() if spec.defer),
             notes=tuple(self.notes),
+            send_lists=tuple(
+                send_list if send_list.ends else replace(send_list, ends=guesses[send_list.source])
+                for send_list in self.send_lists
+            ),
         )
 
     def _sorted(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -127,6 +173,8 @@ class _Reader:
         for source, branches in self.builder.branches.items():
             for name, branch in branches.items():
                 function = _function_of(branch.path)
+                if function is not None and _mentions(function, Send):
+                    self._add_send_list(source, function, set((branch.ends or {}).values()))
                 if branch.ends is None:
                     self._open_end(
                         source,
@@ -148,12 +196,22 @@ class _Reader:
                 self.choices.setdefault(name, set()).update(ends)
                 if function is not None and _mentions(function, Send):
                     self.sent.update(ends)
+                    self._add_send_list(name, function, set(spec.ends or ()))
             elif function is not None and _mentions(function, Command, "goto"):
                 self._open_end(
                     name,
                     "it returns a Command with undeclared destinations",
                     "annotate it with Command[Literal[...]], or give add_node destinations=",
                 )
+
+    def _add_send_list(self, source: str, function: FunctionType, ends: set[str]) -> None:
+        if not ends:  # nothing is declared; what the code spells is as good a guess as any
+            ends = set(_texts(function.__code__))
+            if "END" in _names(function.__code__):
+                ends.add(END)
+        self.send_lists.append(
+            SendList(source, function.__name__, self._sorted(ends), can_end=END in ends)
+        )
 
     def _open_end(self, source: str, reason: str, fix: str) -> None:
         self.open_ended.append(source)
@@ -201,6 +259,15 @@ def _mentions(function: FunctionType, kind: type, *words: str) -> bool:
         return True
     known = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return kind.__name__ in names or any(known.get(name) is kind for name in names)
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    """Texts that stand in a function and the functions inside it."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _texts(constant)
+        elif isinstance(constant, str):
+            yield constant
 
 
 def _names(code: CodeType) -> Iterator[str]:

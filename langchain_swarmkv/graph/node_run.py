@@ -11,6 +11,7 @@ import contextvars
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -21,29 +22,20 @@ from langchain_core.runnables.config import ensure_config, set_config_context
 from langgraph.runtime import Runtime
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
-from langchain_swarmkv.errors import ConfigurationError, RequestCancelledError
+from langchain_swarmkv.errors import RequestCancelledError
 from langchain_swarmkv.prompts.answers import timings
 from langchain_swarmkv.prompts.document import DocumentRef
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.statistics import RequestStatistics
 
-__all__ = ["NodeRun", "check_llm", "read_key"]
+__all__ = ["NodeRun", "read_key"]
 
 _PROGRESS_SECONDS = 0.1
 """Prefill progress is told at most this often, and once more at the end."""
 
-
-def check_llm(llm: object) -> None:
-    """Refuse a model that cannot share prefixes, when a node is made.
-
-    Raises:
-        ConfigurationError: it is no `ChatSwarmKV`.
-    """
-    if not isinstance(llm, ChatSwarmKV):
-        raise ConfigurationError(
-            f"llm is a {type(llm).__name__}; the node needs a ChatSwarmKV. Give it the options "
-            "that you would bind."
-        )
+_MIN_LOST_TOKENS = 64
+_MIN_LOST_SHARE = 0.1
+"""Fewer tokens than these are what a branch point in another place costs."""
 
 
 def read_key(state: object, key: str) -> Any:
@@ -65,7 +57,7 @@ class NodeRun:
         self.config = ensure_config(config)
         self.metadata = self.config.get("metadata") or {}
         self.node: str = self.metadata.get("langgraph_node") or fallback_name
-        self._write = _stream_writer(self.config)
+        self.runtime: Runtime[Any] = _runtime(self.config)
 
     @property
     def copy_number(self) -> int | None:
@@ -81,7 +73,39 @@ class NodeRun:
         # LangGraph's writer asks a context variable which node writes; where it is not set (async
         # nodes on Python 3.10, callbacks of the engine's thread) it raises.
         with set_config_context(self.config) as context:
-            context.run(self._write, {"type": kind, "node": self.node, **facts})
+            context.run(self.runtime.stream_writer, {"type": kind, "node": self.node, **facts})
+
+    def tell_shortfall(self, digest: str, *, expected_tokens: int, cached_tokens: int) -> None:
+        """Warn, once a run and document, that much of what was prefilled was computed again.
+
+        The budget counts a document once, and so did the user who compiled the graph.
+
+        Args:
+            digest: the document's.
+            expected_tokens: the prefix that should have been in the cache.
+            cached_tokens: what was.
+        """
+        lost_tokens = expected_tokens - cached_tokens
+        if lost_tokens < max(_MIN_LOST_TOKENS, _MIN_LOST_SHARE * expected_tokens):
+            return
+        with _told_lock:
+            told = _told.setdefault(self.runtime.stream_writer, set())
+            if digest in told:
+                return
+            told.add(digest)
+        self.tell(
+            "warning",
+            reason="prefix_not_shared",
+            message=(
+                f"{self.node!r} found {cached_tokens} of {expected_tokens} tokens of its document "
+                f"in the cache and computed {lost_tokens} again. The document left the pool "
+                "(raise n_ctx or snapshot_memory_bytes, or pin it), or the prompts of document "
+                "and analyst begin differently (other cache_salt, chat_template or tools)."
+            ),
+            document_tokens=expected_tokens,
+            cached_tokens=cached_tokens,
+            computed_tokens=lost_tokens,
+        )
 
     def prefill(
         self,
@@ -177,11 +201,16 @@ class NodeRun:
         )
 
 
-def _stream_writer(config: RunnableConfig) -> Callable[[Any], None]:
+def _runtime(config: RunnableConfig) -> Runtime[Any]:
     for value in (config.get("configurable") or {}).values():
         if isinstance(value, Runtime):
-            return value.stream_writer
-    return lambda event: None
+            return value
+    return Runtime()  # outside a graph: no context, no store, and a writer that nobody reads
+
+
+_told: weakref.WeakKeyDictionary[Callable[[Any], None], set[str]] = weakref.WeakKeyDictionary()
+"""Documents whose shortfall was told, by the writer of a run's `custom` stream."""
+_told_lock = threading.Lock()
 
 
 class _Throttle:

@@ -9,10 +9,13 @@ from typing_extensions import TypedDict
 
 from langchain_swarmkv.prompts.document import DocumentRef
 
-__all__ = ["FINDINGS_KEY", "SwarmState", "keep_last", "merge_findings"]
+__all__ = ["FINDINGS_KEY", "MESSAGES_KEY", "SwarmState", "keep_last", "merge_findings"]
 
 FINDINGS_KEY = "findings"
 """The state key that analysts without an `output_key` write."""
+
+MESSAGES_KEY = "messages"
+"""The state key of a conversation, as LangGraph's `MessagesState` names it."""
 
 _T = TypeVar("_T")
 

@@ -13,6 +13,7 @@ from langgraph.typing import ContextT, InputT, OutputT, StateT
 from typing_extensions import Self
 
 from langchain_swarmkv.graph.budget import BudgetReport, BudgetWarning, check_budget
+from langchain_swarmkv.graph.budget_report import GraphWarning
 
 __all__ = ["CompiledSwarmGraph", "SwarmStateGraph"]
 
@@ -84,6 +85,7 @@ class SwarmStateGraph(StateGraph[StateT, ContextT, InputT, OutputT]):
 
         Warns:
             BudgetWarning: part of the budget is known only at run time.
+            GraphWarning: a list of `Send`s may be empty, and what follows them would not run.
         """
         self._check = {
             "document": document,
@@ -103,6 +105,8 @@ class SwarmStateGraph(StateGraph[StateT, ContextT, InputT, OutputT]):
             compiled.config = merge_configs(compiled.config, limit)
         if self._report.unknown:
             warnings.warn(BudgetWarning(_unknown(self._report)), stacklevel=2)
+        for remark in self._report.remarks:
+            warnings.warn(GraphWarning(remark), stacklevel=2)
         return compiled
 
 

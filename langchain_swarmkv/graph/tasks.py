@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_swarmkv.errors import ConfigurationError, PromptError
-from langchain_swarmkv.graph.node_run import read_key
+from langchain_swarmkv.graph.node_run import NodeRun, read_key
 
-__all__ = ["Task", "check_task", "static_task_messages", "task_messages"]
+__all__ = ["Task", "atask_messages", "check_task", "static_task_messages", "task_messages"]
 
-Task: TypeAlias = str | BasePromptTemplate[Any] | Callable[[Any], str]
+Task: TypeAlias = str | BasePromptTemplate[Any] | Callable[..., str | Awaitable[str]]
+"""A function takes the state and, if it names them, `config` and `runtime`, as LangGraph's nodes
+do; it may be a coroutine function."""
 
 
 def check_task(task: object) -> None:
@@ -42,17 +45,52 @@ def static_task_messages(task: Task) -> list[BaseMessage] | None:
     return task.format_prompt().to_messages()
 
 
-def task_messages(task: Task, state: object, node: str) -> list[BaseMessage]:
+def task_messages(task: Task, state: object, run: NodeRun) -> list[BaseMessage]:
     """The messages of a task, for one state.
 
     Raises:
         PromptError: the state lacks a variable of the template, or there is no text.
+        ConfigurationError: the function is a coroutine function.
     """
     if isinstance(task, str):
         return [HumanMessage(task)]
     if isinstance(task, BasePromptTemplate):
-        return _formatted(task, state, node)
-    text = task(_view(state))
+        return _formatted(task, state, run.node)
+    text = _called(task, state, run)
+    if inspect.isawaitable(text):
+        if inspect.iscoroutine(text):
+            text.close()
+        raise ConfigurationError(
+            f"The task of {run.node!r} is async, which a sync run cannot wait for. Run the graph "
+            "with ainvoke or astream, or give a sync function."
+        )
+    return _spoken(text, run.node)
+
+
+async def atask_messages(task: Task, state: object, run: NodeRun) -> list[BaseMessage]:
+    """Like `task_messages`; the function may be a coroutine function."""
+    if isinstance(task, str | BasePromptTemplate):
+        return task_messages(task, state, run)
+    text = _called(task, state, run)
+    return _spoken(await text if inspect.isawaitable(text) else text, run.node)
+
+
+def _called(task: Callable[..., Any], state: object, run: NodeRun) -> Any:
+    offered = {"config": run.config, "runtime": run.runtime}
+    try:
+        parameters = list(inspect.signature(task).parameters.values())[1:]
+    except (TypeError, ValueError):  # builtins need not have one
+        parameters = []
+    named = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    wanted = {name: value for name, value in offered.items() if name in named}
+    return task(_view(state), **wanted)
+
+
+def _spoken(text: object, node: str) -> list[BaseMessage]:
     if not isinstance(text, str) or not text.strip():
         raise PromptError(
             f"The task function of {node!r} returned {text!r}; it must return the task as text.",

@@ -88,6 +88,8 @@ class Topology:
     """Sets of paths of our nodes that can run at once; none of them contains another."""
     notes: tuple[str, ...]
     """What cannot be known, and how to make it known."""
+    remarks: tuple[str, ...]
+    """What may surprise when the graph runs, and what to do."""
 
     def documents_of(self, analyst: Member) -> tuple[Member, ...]:
         """Document nodes that prefill what an analyst reads.
@@ -131,7 +133,25 @@ def read_topology(graph: Graph | CompiledGraph) -> Topology:
             for level in root
             for note in level.edges.notes
         ),
+        remarks=tuple(remark for level in root for remark in _empty_sends(level)),
     )
+
+
+def _empty_sends(level: Level) -> Iterator[str]:
+    for send_list in level.edges.send_lists:
+        missed = level.edges.only_after(send_list)
+        if missed:
+            yield (
+                f"If {send_list.function!r}, after {level.path + send_list.source!r}, returns an "
+                f"empty list of Sends, nothing of {_listed(level, send_list.ends)} runs, and "
+                f"neither does {_listed(level, missed)}: the graph ends there without a word. "
+                f"Have it return {missed[0]!r} (or END) for that case, and add that to the path "
+                "map of add_conditional_edges, or to the destinations of the Command."
+            )
+
+
+def _listed(level: Level, names: Iterable[str]) -> str:
+    return ", ".join(repr(level.path + name) for name in names)
 
 
 # -- reading -------------------------------------------------------------------------------------

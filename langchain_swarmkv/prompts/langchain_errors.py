@@ -16,6 +16,8 @@ class PromptOverflowError(ContextBudgetError, ContextOverflowError):
 class UnfitAnswerError(AnswerError, OutputParserException):
     """An answer that is not the object that was asked for."""
 
+    retryable = False
+
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message, **facts)
         # LangChain adds a link to the message, and another with each copy by pickle.

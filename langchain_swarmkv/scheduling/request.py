@@ -123,6 +123,7 @@ class Request:
         timeout_seconds: float | None = None,
         marks: Mapping[int, str] | None = None,
         compiled_guide: object = None,
+        expected_cached_tokens: int = 0,
     ) -> None:
         self.request_id = next(_request_ids)
         # Kept, so that no guide is compiled on the engine's thread.
@@ -136,6 +137,7 @@ class Request:
         self.keep_prefix = keep_prefix
         self.pin = pin
         self.timeout_seconds = timeout_seconds
+        self.expected_cached_tokens = expected_cached_tokens
         self.num_prompt_tokens = len(tokens)
 
         self.status = RequestStatus.WAITING

@@ -57,6 +57,7 @@ class _Counters:
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     peak_running: int = 0
@@ -262,6 +263,8 @@ class Scheduler:
         counters.prefix_cache_queries += 1
         counters.prefix_cache_hits += shared > 0
         counters.num_cached_tokens += shared
+        expected = min(request.expected_cached_tokens, request.num_prompt_tokens)
+        counters.num_recomputed_tokens += max(0, expected - shared)
         counters.peak_running = max(counters.peak_running, len(self._running))
         if request.params.max_tokens:
             request.sampler = self._engine.create_sampler(request.params, request.tokens)
@@ -555,6 +558,7 @@ class Scheduler:
                 num_prefill_tokens=counters.num_prefill_tokens,
                 num_decode_tokens=counters.num_decode_tokens,
                 num_cached_tokens=counters.num_cached_tokens,
+                num_recomputed_tokens=counters.num_recomputed_tokens,
                 prefix_cache_queries=counters.prefix_cache_queries,
                 prefix_cache_hits=counters.prefix_cache_hits,
                 num_forks=cache.counters.num_forks,

@@ -120,6 +120,7 @@ class SwarmEngine:
         persist: bool = False,
         timeout_seconds: float | None = None,
         marks: Mapping[int, str] | None = None,
+        expected_cached_tokens: int = 0,
     ) -> RequestHandle:
         """Queue a prompt and return at once.
 
@@ -138,6 +139,8 @@ class SwarmEngine:
             marks: a character for each control token that shall be seen in the text, which they
                 are not by themselves. A lone surrogate is one that no other token can write. A
                 token that ends the answer is not written.
+            expected_cached_tokens: how many prompt tokens the caller takes to be in the cache; what
+                is not counts as `num_recomputed_tokens`.
 
         Raises:
             ConfigurationError: `persist` without a folder or store for snapshots.
@@ -182,6 +185,7 @@ class SwarmEngine:
             timeout_seconds=timeout_seconds,
             marks=marks,
             compiled_guide=compiled_guide,
+            expected_cached_tokens=expected_cached_tokens,
         )
         self._loop.submit(request)
         return RequestHandle(request, self._loop.cancel, self)

@@ -417,8 +417,28 @@ def test_the_trained_context_is_named_before_a_pool_that_could_be_raised() -> No
         assert (error.limit_name, error.limit_tokens) == ("n_ctx_train", 720)
         assert "fit with n_ctx" not in str(error)
         length = suggested(str(error), r"a document of at most (\d+) tokens")
-        assert not check_budget(fan_out(model), document_tokens=length).fits
-        assert check_budget(fan_out(model, ("a",)), document_tokens=length).fits
+        assert check_budget(fan_out(model), document_tokens=length).fits
+        assert not check_budget(fan_out(model), document_tokens=length + 1).fits
+
+
+def test_the_length_that_would_fit_is_one_for_the_longest_analyst() -> None:
+    """A short task has room for a text that a long one has not, whichever stands first."""
+    tasks = {"a": "Short.", "b": "A task that takes many more tokens than the other. " * 3}
+    with fake_llm(n_ctx_train=1000, max_tokens=200) as model:
+        for names in (("a", "b"), ("b", "a")):
+            graph = fan_out(model, names, task=tasks.__getitem__)
+            error = over(check_budget(graph, document=DOCUMENT))
+            assert (error.limit_name, error.node) == ("n_ctx_train", "b")  # type: ignore[attr-defined]
+            length = suggested(str(error), r"a document of at most (\d+) tokens")
+            assert check_budget(graph, document_tokens=length).fits
+            assert not check_budget(graph, document_tokens=length + 1).fits
+            assert check_budget(graph, document=DOCUMENT[:length]).fits
+            max_tokens = suggested(str(error), r"max_tokens=(\d+) for each")
+            for more in (0, 1):
+                shorter = fan_out(
+                    model, names, task=tasks.__getitem__, max_tokens=max_tokens + more
+                )
+                assert check_budget(shorter, document=DOCUMENT).fits is not bool(more)
 
 
 def test_too_few_sequences_are_an_error_of_their_own() -> None:

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
@@ -106,9 +107,11 @@ def test_a_pinned_document_stays_until_it_is_released(llm: ChatSwarmKV) -> None:
 
 
 def test_a_model_that_cannot_share_prefixes_is_refused() -> None:
-    """A bound model too: its options belong to the model itself."""
-    with fake_llm() as model, pytest.raises(ConfigurationError, match="ChatSwarmKV"):
-        DocumentNode(model.bind(temperature=0.5))
+    """Another model, and a chain, whose last step is no model."""
+    with pytest.raises(ConfigurationError, match="FakeListChatModel; the node needs a ChatSwarmKV"):
+        DocumentNode(FakeListChatModel(responses=["x"]))
+    with fake_llm() as model, pytest.raises(ConfigurationError, match="schema="):
+        DocumentNode(model.with_structured_output({"title": "X", "type": "object"}))
 
 
 # -- events --------------------------------------------------------------------------------------
