@@ -199,11 +199,7 @@ def samples(hint: Any, default: Any) -> list[Any]:
     return found
 
 
-BESIDE: dict[str, dict[str, Any]] = {
-    "kv_type_v": {"flash_attention": "on"},
-    "engine": {"model_path": None},
-    "path": {},
-}
+BESIDE: dict[str, dict[str, Any]] = {"kv_type_v": {"flash_attention": "on"}}
 """What else must be given for some values to make sense."""
 REQUIRED = {ChatSwarmKV: {"model_path": "m"}, EngineConfig: {"model_path": "m"}}
 
