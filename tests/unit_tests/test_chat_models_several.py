@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.errors import ConfigurationError, SwarmKVError
+from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.decode_spy import DecodeSpy
 from tests.unit_tests.chat_support import Steps, chat, eventually, eventually_async, is_idle
@@ -292,6 +293,15 @@ def test_a_graph_that_streams_messages_runs(make_engine: MakeEngine) -> None:
     pieces = list(graph.compile().stream({"messages": TALK}, stream_mode="messages"))
     assert len(pieces) > 1
     assert "".join(str(message.content) for message, _ in pieces) == llm.invoke(TALK).content
+
+
+def test_an_analyst_asks_for_the_one_answer_that_it_uses(make_engine: MakeEngine) -> None:
+    """Its budget counts one, and nobody would read the others."""
+    engine = make_engine()
+    node = AnalystNode(chat(engine, max_tokens=8, n=3), "Any risks?", name="risks")
+    node.invoke({"document": "A contract."})
+    prefill, answer = 1, 1
+    assert engine.statistics().num_finished == prefill + answer
 
 
 # -- cancelling and failing ----------------------------------------------------------------------
