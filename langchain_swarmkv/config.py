@@ -7,22 +7,29 @@ one shared engine), `SamplingParams` says how one request picks its tokens.
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 __all__ = [
     "MAX_SEQUENCES",
     "EngineConfig",
     "FlashAttention",
+    "FlashAttentionName",
     "KVType",
+    "KVTypeName",
     "LoraAdapter",
     "SamplingParams",
     "SnapshotPolicy",
+    "SnapshotPolicyName",
     "SnapshotSettings",
     "Stop",
+    "lists_fields",
 ]
 
 MAX_SEQUENCES = 256
@@ -33,6 +40,51 @@ _MAX_BIAS = 1e6
 _MAX_ADAPTER_SCALE = 1e6
 # llama_split_path, src/llama.cpp: a model in several files is opened by the first
 _FIRST_SHARD = re.compile(r"(?P<prefix>.+)-00001-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def lists_fields(*settings: type[BaseModel]) -> Callable[[type[_Model]], type[_Model]]:
+    """A decorator that adds to a class's docstring what each of its fields means, and its default.
+
+    The meaning is the docstring below the field, or below the field of that name in `settings`.
+    Fields with neither are another library's, and named at the end.
+    """
+
+    def decorate(kind: type[_Model]) -> type[_Model]:
+        meanings: dict[str, str] = {}
+        sources: tuple[type[BaseModel], ...] = (*settings, kind)
+        for source in sources:
+            for name, field in source.model_fields.items():
+                if name in kind.model_fields and field.description is not None:
+                    meanings[name] = field.description
+        lines = ["Fields:"]
+        for name, field in kind.model_fields.items():
+            if name in meanings:
+                text = " ".join([f"{name}: {meanings[name]}", *_told_default(field)])
+                lines += textwrap.wrap(
+                    text, 96, initial_indent="    ", subsequent_indent="        "
+                )
+        foreign = [name for name in kind.model_fields if name not in meanings]
+        if foreign:
+            lines += ["", *textwrap.wrap(f"And those of its base class: {', '.join(foreign)}.", 96)]
+        # Indented as the docstring is, for `inspect.getdoc`.
+        section = textwrap.indent("\n".join(lines), "    ")
+        kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n{section}\n    "
+        return kind
+
+    return decorate
+
+
+def _told_default(field: FieldInfo) -> list[str]:
+    """Nothing where None is the default: the meaning says what that does."""
+    if field.is_required():
+        return ["Required."]
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, Enum):
+        default = default.value
+    return [] if default is None else [f"Default: {default!r}."]
 
 
 class FlashAttention(str, Enum):
@@ -47,6 +99,9 @@ class FlashAttention(str, Enum):
     OFF = "off"
 
 
+FlashAttentionName: TypeAlias = Literal["auto", "on", "off"]
+
+
 class KVType(str, Enum):
     """Number format of the KV cache. Quantised V needs flash attention."""
 
@@ -55,6 +110,9 @@ class KVType(str, Enum):
     BF16 = "bf16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+
+
+KVTypeName: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 
 
 class SnapshotPolicy(str, Enum):
@@ -71,10 +129,17 @@ class SnapshotPolicy(str, Enum):
     """Only what is asked for (`persist`)."""
 
 
+SnapshotPolicyName: TypeAlias = Literal["write_through", "write_back", "never"]
+
+# Fields say what they are once validated. What may be given is more (a string for a path, a list
+# for a tuple): `__init__` says that to type checkers, which know nothing of pydantic's conversions.
+
+
+@lists_fields()
 class SnapshotSettings(BaseModel):
     """Where prefixes go that leave the pool. Part of what makes two engines one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     snapshot_memory_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """Host memory for prefixes that had to leave the pool; 0: none."""
@@ -84,21 +149,36 @@ class SnapshotSettings(BaseModel):
     snapshot_policy: SnapshotPolicy = SnapshotPolicy.WRITE_THROUGH
     """What goes there by itself."""
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            snapshot_memory_bytes: int = ...,
+            snapshot_dir: Path | str | None = ...,
+            snapshot_policy: SnapshotPolicy | SnapshotPolicyName = ...,
+        ) -> None: ...
+
     @field_validator("snapshot_dir")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else _absolute_path(path)
 
 
+@lists_fields()
 class LoraAdapter(BaseModel):
     """A fine-tuning of the model in a file of its own, and how much of it is added."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     path: Path
     """The GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes it."""
     scale: Annotated[float, Field(ge=-_MAX_ADAPTER_SCALE, le=_MAX_ADAPTER_SCALE)] = 1.0
     """Factor of what the adapter adds; 0: nothing."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, path: Path | str, scale: float = ...) -> None: ...
 
     @field_validator("path")
     @classmethod
@@ -106,10 +186,13 @@ class LoraAdapter(BaseModel):
         return _absolute_path(path)
 
 
+@lists_fields()
 class EngineConfig(BaseModel):
     """What llama.cpp is asked for. Two equal configs share one engine in a process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
 
     model_path: Path
     """The GGUF file; of a model in several, the first."""
@@ -152,6 +235,32 @@ class EngineConfig(BaseModel):
     """RoPE base frequency; None: the model's."""
     rope_freq_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """RoPE frequency scale; None: the model's."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            model_path: Path | str,
+            adapters: Sequence[LoraAdapter | Mapping[str, Any]] = ...,
+            n_ctx: int = ...,
+            n_batch: int = ...,
+            n_ubatch: int | None = ...,
+            max_sequences: int = ...,
+            max_running: int | None = ...,
+            mixed_prefill_tokens: int = ...,
+            n_threads: int | None = ...,
+            n_threads_batch: int | None = ...,
+            n_gpu_layers: int = ...,
+            device: str | None = ...,
+            flash_attention: FlashAttention | FlashAttentionName = ...,
+            prefill_flash_attention: bool = ...,
+            kv_type_k: KVType | KVTypeName = ...,
+            kv_type_v: KVType | KVTypeName = ...,
+            use_mmap: bool = ...,
+            rope_freq_base: float | None = ...,
+            rope_freq_scale: float | None = ...,
+        ) -> None: ...
 
     @field_validator("model_path")
     @classmethod
@@ -222,13 +331,14 @@ Stop = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
 """Stop strings; one alone may be given as such."""
 
 
+@lists_fields()
 class SamplingParams(BaseModel):
     """How one request picks its tokens. From the second step on, the order is llama.cpp's own.
 
     guide -> logit bias -> penalties -> grammar -> top_k -> top_p -> min_p -> temperature -> draw.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_tokens: Annotated[int, Field(ge=0)] = 256
     """Most tokens to generate; 0: only prefill."""
@@ -263,6 +373,29 @@ class SamplingParams(BaseModel):
     match it."""
     ignore_eos: bool = False
     """Go on to `max_tokens` whatever the model says (for benchmarks)."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            max_tokens: int = ...,
+            temperature: float = ...,
+            top_k: int = ...,
+            top_p: float = ...,
+            min_p: float = ...,
+            repeat_penalty: float = ...,
+            frequency_penalty: float = ...,
+            presence_penalty: float = ...,
+            penalty_window_tokens: int = ...,
+            seed: int | None = ...,
+            logit_bias: Mapping[int, float] = ...,
+            stop: str | Sequence[str] = ...,
+            logprobs: int | None = ...,
+            grammar: str | None = ...,
+            guide: str | None = ...,
+            ignore_eos: bool = ...,
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _grammar_ends(self) -> SamplingParams:

@@ -49,7 +49,8 @@ other exceptions: so what must not be retried inherits one of those, and the res
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 __all__ = [
     "AnswerError",
@@ -130,6 +131,8 @@ class ConfigurationError(SwarmKVError, ValueError):
 class ModelError(SwarmKVError, RuntimeError):
     """The model file cannot be used."""
 
+    path: Path
+
 
 class ModelNotFoundError(ModelError):
     """There is no file at the model's path."""
@@ -190,6 +193,7 @@ class RequestCancelledError(RequestError, RuntimeError):
 class RequestTimeoutError(RequestError):
     """The request's deadline passed before it finished."""
 
+    timeout_seconds: float | None
     hint = "Raise timeout_seconds, lower max_tokens, or ask for fewer branches at once."
 
 
@@ -203,10 +207,13 @@ class AnswerError(SwarmKVError):
     """
 
     retryable = True
+    text: str
 
 
 class TruncatedAnswerError(AnswerError):
     """The token limit cut the answer before the object was whole."""
+
+    num_output_tokens: int | None
 
 
 class ContextBudgetError(SwarmKVError, ValueError):
@@ -218,6 +225,11 @@ class ContextBudgetError(SwarmKVError, ValueError):
         limit_name: `n_ctx` (cells of the pool) or `n_ctx_train` (positions of one sequence).
         report: the `BudgetReport`, when raised by the compile-time check.
     """
+
+    needed_tokens: int
+    limit_tokens: int
+    limit_name: str
+    report: Any
 
 
 class EngineError(SwarmKVError):
@@ -248,6 +260,8 @@ class SequenceError(EngineError, RuntimeError):
 class DecodeError(EngineError):
     """llama_decode failed; `return_code` is llama.cpp's (`include/llama.h`)."""
 
+    return_code: int
+
 
 class NoRoomError(DecodeError):
     """Return code 1: no free cells for the batch; the cache is as it was before."""
@@ -275,6 +289,9 @@ class SnapshotError(SwarmKVError, RuntimeError):
 class SnapshotFormatError(SnapshotError):
     """The file is no snapshot, damaged, or made by another release; `path` and `reason` say."""
 
+    path: str
+    reason: str
+
 
 class SnapshotKeyError(SnapshotError):
     """The snapshot is encrypted, and the key is missing or another one."""
@@ -288,6 +305,10 @@ class SnapshotMismatchError(SnapshotError):
         expected: what this engine has there.
         seen: what the snapshot has there.
     """
+
+    field: str
+    expected: object
+    seen: object
 
 
 class SnapshotStorageError(SnapshotError):

@@ -6,34 +6,67 @@ streamed and whole, all take this one way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.caches import BaseCache
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    CallbackManagerForLLMRun,
+    Callbacks,
+)
+from langchain_core.callbacks.manager import BaseRunManager
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import Runnable
-from typing_extensions import override
+from langchain_core.utils.utils import LC_ID_PREFIX
+from pydantic import SecretStr, model_validator
+from typing_extensions import Self, override
 
 from langchain_swarmkv.chat_models.documents import DocumentModel
-from langchain_swarmkv.chat_models.engine_model import validated
+from langchain_swarmkv.chat_models.engine_model import hint_at_names, validated
 from langchain_swarmkv.chat_models.threads import on_thread
-from langchain_swarmkv.config import SamplingParams
+from langchain_swarmkv.config import (
+    EngineConfig,
+    FlashAttention,
+    FlashAttentionName,
+    KVType,
+    KVTypeName,
+    LoraAdapter,
+    SamplingParams,
+    SnapshotPolicy,
+    SnapshotPolicyName,
+    SnapshotSettings,
+    lists_fields,
+)
 from langchain_swarmkv.errors import ConfigurationError
-from langchain_swarmkv.prompts.answering import Answering
+from langchain_swarmkv.prompts.answering import Answering, Answers
+from langchain_swarmkv.prompts.answers import PROVIDER
 from langchain_swarmkv.prompts.call import Call
 from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.structured_output import AnswerObjectParser, structured
 from langchain_swarmkv.prompts.tools import ToolLike, openai_tools
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 
 __all__ = ["ChatSwarmKV"]
 
+_log = logging.getLogger(__name__)
+
+_PACKAGE = "langchain-swarmkv"
+_MAX_SEED = (1 << 32) - 2
 _METHODS = ("json_schema", "function_calling", "json_mode")
 
 
+@lists_fields(EngineConfig, SnapshotSettings, SamplingParams)
 class ChatSwarmKV(DocumentModel):
     """A local model on llama.cpp whose callers share prefixes and decode together.
 
@@ -49,6 +82,7 @@ class ChatSwarmKV(DocumentModel):
 
         expected_cached_tokens: how much of the prompt should be in the cache; what is not is
             counted as `num_recomputed_tokens` of the engine's statistics.
+        n: how many answers `generate` gives, from one prefill. A stream is one answer.
         keep_prefix: False frees the cells of prompt and answer at the end (a one-shot branch).
         request_name: for statistics and messages.
         required_prefix_tokens: see only that many tokens of the system messages' prefix.
@@ -62,6 +96,79 @@ class ChatSwarmKV(DocumentModel):
         ModelError: the model cannot be loaded.
         RequestError, EngineError: see `errors`.
     """
+
+    if TYPE_CHECKING:
+        # What may be given; the fields say what it becomes. None: as if it were not given.
+        def __init__(
+            self,
+            *,
+            model_path: Path | str | None = ...,
+            adapters: Sequence[LoraAdapter | Mapping[str, Any]] | None = ...,
+            n_ctx: int | None = ...,
+            n_batch: int | None = ...,
+            n_ubatch: int | None = ...,
+            max_sequences: int | None = ...,
+            max_running: int | None = ...,
+            mixed_prefill_tokens: int | None = ...,
+            n_threads: int | None = ...,
+            n_threads_batch: int | None = ...,
+            n_gpu_layers: int | None = ...,
+            device: str | None = ...,
+            flash_attention: FlashAttention | FlashAttentionName | None = ...,
+            prefill_flash_attention: bool | None = ...,
+            kv_type_k: KVType | KVTypeName | None = ...,
+            kv_type_v: KVType | KVTypeName | None = ...,
+            use_mmap: bool | None = ...,
+            rope_freq_base: float | None = ...,
+            rope_freq_scale: float | None = ...,
+            max_tokens: int | None = ...,
+            temperature: float | None = ...,
+            top_k: int | None = ...,
+            top_p: float | None = ...,
+            min_p: float | None = ...,
+            repeat_penalty: float | None = ...,
+            frequency_penalty: float | None = ...,
+            presence_penalty: float | None = ...,
+            penalty_window_tokens: int | None = ...,
+            seed: int | None = ...,
+            logit_bias: Mapping[int, float] | None = ...,
+            stop: str | Sequence[str] | None = ...,
+            logprobs: int | None = ...,
+            grammar: str | None = ...,
+            guide: str | None = ...,
+            ignore_eos: bool | None = ...,
+            n: int | None = ...,
+            engine: SwarmEngine | None = ...,
+            snapshot_memory_bytes: int | None = ...,
+            snapshot_dir: Path | str | None = ...,
+            snapshot_policy: SnapshotPolicy | SnapshotPolicyName | None = ...,
+            chat_template: str | None = ...,
+            chat_template_kwargs: Mapping[str, Any] | None = ...,
+            keep_reasoning: bool | None = ...,
+            cache_salt: str = ...,
+            timeout: float | None = ...,
+            streaming: bool | None = ...,
+            api_key: SecretStr | str | None = ...,
+            max_retries: int | None = ...,
+            # LangChain's own:
+            name: str | None = ...,
+            cache: BaseCache | bool | None = ...,
+            verbose: bool | None = ...,
+            callbacks: Callbacks = ...,
+            tags: list[str] | None = ...,
+            metadata: dict[str, Any] | None = ...,
+            custom_get_token_ids: Callable[[str], list[int]] | None = ...,
+            rate_limiter: BaseRateLimiter | None = ...,
+            disable_streaming: bool | Literal["tool_calling"] | None = ...,
+            output_version: str | None = ...,
+            profile: ModelProfile | None = ...,
+        ) -> None: ...
+
+    @model_validator(mode="after")
+    def _set_swarmkv_version(self) -> Self:
+        if hasattr(self, "_add_version"):  # the first langchain-core 1.2 keep no versions
+            self._add_version(_PACKAGE, _package_version())
+        return self
 
     # -- tools and objects -----------------------------------------------------------------------
 
@@ -143,16 +250,26 @@ class ChatSwarmKV(DocumentModel):
         parser = AnswerObjectParser(answer_schema=found, tool_name=tool_name)
         return structured(llm, parser, include_raw=include_raw)
 
+    if not TYPE_CHECKING:  # for them it is LangChain's
+
+        def bind(self, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+            """Give options to all calls; see the class for what a call takes."""
+            if hint := hint_at_names(kwargs):
+                raise ConfigurationError(hint)
+            return super().bind(**kwargs)
+
     def _check_options(self, options: Mapping[str, Any]) -> None:
         self._sampling_params(None, options)
+        self._num_answers(options)
         Call.read(options).check()
 
     # -- LangChain -------------------------------------------------------------------------------
 
     def _submit(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> Answering:
+    ) -> Answers:
         """Encode, load what is not loaded, and queue. May take a while: not for an event loop."""
+        n = self._num_answers(options)
         call = Call.read(options)
         prompt = self._prompt(messages, call, options.get("required_prefix_tokens"))
         style = self._encoder.answers
@@ -160,24 +277,55 @@ class ChatSwarmKV(DocumentModel):
         guide = call.guide(style, prompt.thinking)
         if guide is not None:
             params = _guided(params, guide)
-        parser = call.parser(style, prompt.thinking)
-        handle = self._send(
+        handles = self._send_all(
             prompt.ids,
-            params,
+            _each_its_seed(params, n),
             name=options.get("request_name", ""),
             keep_prefix=options.get("keep_prefix", True),
             expected_cached_tokens=options.get("expected_cached_tokens", 0),
             marks=style.marks.by_token,
         )
-        return Answering(handle, parser, self.model_name, self.tokenizer)
+        return Answers(
+            [
+                Answering(
+                    handle, call.parser(style, prompt.thinking), self.model_name, self.tokenizer
+                )
+                for handle in handles
+            ]
+        )
 
     async def _asubmit(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> Answering:
+    ) -> Answers:
         return await on_thread(
-            lambda: self._submit(messages, stop, options),
-            handle_of=lambda answering: answering.handle,
+            lambda: self._submit(messages, stop, options), handle_of=lambda answers: answers
         )
+
+    @override
+    def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
+        # A stream is one answer. Whoever asks for a stream is told so (`_stream`); a callback
+        # that would like one gets the first answer's tokens from `_generate` all the same.
+        if self._num_answers(kwargs) > 1 and not kwargs.get("stream"):
+            return False
+        return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+
+    @override
+    def _should_use_protocol_streaming(
+        self, *, async_api: bool, run_manager: Any = None, **kwargs: Any
+    ) -> bool:
+        if self._num_answers(kwargs) > 1:
+            return False
+        return super()._should_use_protocol_streaming(
+            async_api=async_api, run_manager=run_manager, **kwargs
+        )
+
+    def _check_one_answer(self, options: Mapping[str, Any]) -> None:
+        n = self._num_answers(options)
+        if n > 1:
+            raise ConfigurationError(
+                f"n={n}: a stream is one answer. Ask `generate` or `agenerate` for several, or "
+                "stream with n=1."
+            )
 
     @override
     def _stream(
@@ -187,9 +335,10 @@ class ChatSwarmKV(DocumentModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        self._check_one_answer(kwargs)
         # Leaving the block in any way, an abandoned generator included, cancels the request.
-        with self._submit(messages, stop, kwargs) as answering:
-            for chunk in answering.chunks():
+        with self._submit(messages, stop, kwargs) as answers:
+            for chunk in answers.chunks():
                 if run_manager:
                     run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
                 yield chunk
@@ -202,8 +351,9 @@ class ChatSwarmKV(DocumentModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        with await self._asubmit(messages, stop, kwargs) as answering:
-            async with aclosing(answering.achunks()) as chunks:
+        self._check_one_answer(kwargs)
+        with await self._asubmit(messages, stop, kwargs) as answers:
+            async with aclosing(answers.achunks()) as chunks:
                 async for chunk in chunks:
                     if run_manager:
                         await run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
@@ -217,11 +367,12 @@ class ChatSwarmKV(DocumentModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self._submit(messages, stop, kwargs) as answering:
-            for chunk in answering.chunks():
+        with self._submit(messages, stop, kwargs) as answers:
+            for chunk in answers.chunks():
                 if run_manager:
+                    chunk.message.id = _first_id(run_manager)
                     run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
-            return answering.result()
+            return answers.result()
 
     @override
     async def _agenerate(
@@ -231,12 +382,13 @@ class ChatSwarmKV(DocumentModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with await self._asubmit(messages, stop, kwargs) as answering:
-            async with aclosing(answering.achunks()) as chunks:
+        with await self._asubmit(messages, stop, kwargs) as answers:
+            async with aclosing(answers.achunks()) as chunks:
                 async for chunk in chunks:
                     if run_manager:
+                        chunk.message.id = _first_id(run_manager)
                         await run_manager.on_llm_new_token(str(chunk.text), chunk=chunk)
-            return answering.result()
+            return await answers.aresult()
 
     @property
     def _llm_type(self) -> str:
@@ -246,9 +398,34 @@ class ChatSwarmKV(DocumentModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         stop = list(self.stop) if stop is None else stop
         params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_provider"] = "swarmkv"
+        params["ls_provider"] = PROVIDER
         params["ls_model_name"] = kwargs.get("model") or self.model_name
         return params
+
+
+def _first_id(run_manager: BaseRunManager) -> str:
+    """What LangChain will call the first answer: handlers know its chunks by that."""
+    return f"{LC_ID_PREFIX}-{run_manager.run_id}-0"
+
+
+def _each_its_seed(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The settings of each answer. A seed that was given is the first one's."""
+    if n > 1 and params.temperature == 0:
+        _say_that_greedy_answers_are_equal()
+    if n == 1 or params.seed is None:
+        return [params] * n
+    seeds = ((params.seed + number) % (_MAX_SEED + 1) for number in range(n))
+    return [params.model_copy(update={"seed": seed}) for seed in seeds]
+
+
+@cache
+def _say_that_greedy_answers_are_equal() -> None:
+    _log.warning("n answers were asked for at temperature 0: all of them will be the same.")
+
+
+@cache
+def _package_version() -> str:
+    return metadata.version(_PACKAGE)
 
 
 def _guided(params: SamplingParams, guide: str) -> SamplingParams:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, MessageLikeRepresentation
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -46,7 +46,7 @@ from langchain_swarmkv.scheduling.request import RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import EngineStatistics
 
-__all__ = ["EngineModel", "validated"]
+__all__ = ["EngineModel", "hint_at_names", "validated"]
 
 MODEL_PATH_VARIABLE = "SWARMKV_MODEL_PATH"
 """Environment variable: the model file where none is given."""
@@ -57,22 +57,36 @@ _SAMPLING_FIELDS = tuple(SamplingParams.model_fields)
 _CALL_OPTIONS = (
     "expected_cached_tokens",
     "keep_prefix",
+    "n",
     "request_name",
     "required_prefix_tokens",
     *CALL_OPTIONS,
 )
 
+MAX_ANSWERS = 256
+"""Most answers to one prompt; more are a slip."""
+
 _OTHERS_NAMES = {
     "base_url": "model_path: the model runs in this process",
+    "default_request_timeout": "timeout",
     "format": "with_structured_output",
+    "last_n_tokens_size": "penalty_window_tokens",
+    "lora_path": "adapters",
     "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
     "model": "model_path",
+    "model_id": "model_path",
     "model_name": "model_path",
+    "n_predict": "max_tokens",
     "num_ctx": "n_ctx",
     "num_gpu": "n_gpu_layers",
     "num_predict": "max_tokens",
+    "num_return_sequences": "n",
     "num_thread": "n_threads",
     "reasoning": "chat_template_kwargs={'enable_thinking': ...}",
+    "repeat_last_n": "penalty_window_tokens",
+    "repetition_penalty": "repeat_penalty",
     "request_timeout": "timeout",
     "stop_sequences": "stop",
     "top_logprobs": "logprobs",
@@ -85,10 +99,17 @@ _Settings = TypeVar("_Settings", bound=BaseModel)
 class EngineModel(BaseChatModel):
     """What a chat model on a shared engine is before it answers; `ChatSwarmKV` documents it."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
 
     # The engine; `EngineConfig` documents and checks these.
     model_path: Path | None = None
+    """The GGUF file; of a model in several, the first. None: the one that the environment variable
+    SWARMKV_MODEL_PATH names, unless there is an `engine`."""
     adapters: tuple[LoraAdapter, ...] = ()
     n_ctx: int = 8192
     n_batch: int = 512
@@ -126,6 +147,10 @@ class EngineModel(BaseChatModel):
     guide: str | None = None
     ignore_eos: bool = False
 
+    n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
+    """How many answers `generate` gives to each prompt, from one prefill. Each draws with a seed of
+    its own: at temperature 0 all are the same. `invoke` gives the first."""
+
     engine: SwarmEngine | None = Field(default=None, exclude=True, repr=False)
     """Use this engine instead of loading `model_path`. It stays its owner's to close."""
 
@@ -158,9 +183,8 @@ class EngineModel(BaseChatModel):
     def _read_options(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        for name in given:
-            if name in _OTHERS_NAMES:
-                raise ValueError(f"{name}: it is {_OTHERS_NAMES[name]} here.")
+        if hint := hint_at_names(given):
+            raise ValueError(hint)
         # None is how other models' options say "as it is"; a salt of None could mean anybody's.
         options = {k: v for k, v in given.items() if v is not None or k == "cache_salt"}
         path = os.environ.get(MODEL_PATH_VARIABLE)
@@ -245,9 +269,14 @@ class EngineModel(BaseChatModel):
         return self.engine if self.engine is not None else self._seat.engine()
 
     def _send(self, ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
-        """Queue a request; what can never fit is LangChain's error, too."""
+        return self._send_all(ids, [params], **options)[0]
+
+    def _send_all(
+        self, ids: Sequence[int], params: Sequence[SamplingParams], **options: Any
+    ) -> list[RequestHandle]:
+        """Queue one prompt for each answer; what can never fit is LangChain's error, too."""
         try:
-            return self._engine().submit(
+            return self._engine().submit_all(
                 ids,
                 params,
                 cache_salt=self.cache_salt,
@@ -263,13 +292,14 @@ class EngineModel(BaseChatModel):
                 f"{name} cannot be changed any more, others may use the engine. Use "
                 f"model_copy(update={{{name!r}: ...}}) or make a new object."
             )
-        if name not in _SAMPLING_FIELDS:
+        if name not in ("n", *_SAMPLING_FIELDS):
             super().__setattr__(name, value)
             return
         before = getattr(self, name)
         super().__setattr__(name, value)
         try:
             self._sampling_params(None, {})
+            self._num_answers({})
         except ConfigurationError:
             super().__setattr__(name, before)
             raise
@@ -378,20 +408,25 @@ class EngineModel(BaseChatModel):
 
     @override
     def get_num_tokens_from_messages(
-        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
+        self, messages: Iterable[MessageLikeRepresentation], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the prompt that a call would send, with the template's markup and the tools.
 
         Parts of a history that are no conversation by themselves count too; see `count_prompt`.
         """
-        messages = as_messages(messages)
-        return count_prompt(lambda part: self.prompt_token_ids(part, tools=tools), messages)
+        given = [*messages] if isinstance(messages, Iterator) else messages
+        return count_prompt(
+            lambda part: self.prompt_token_ids(part, tools=tools),
+            as_messages(cast("LanguageModelInput", given)),
+        )
 
     # -- what a call is made of -------------------------------------------------------------------
 
     def _sampling_params(
         self, stop: Sequence[str] | None, options: Mapping[str, Any]
     ) -> SamplingParams:
+        if hint := hint_at_names(options):
+            raise ConfigurationError(hint)
         # NOTE: `stream` is LangChain's own, it decides which of our methods is called.
         unknown = set(options) - {*_SAMPLING_FIELDS, *_CALL_OPTIONS, "stream"}
         if unknown:
@@ -408,6 +443,13 @@ class EngineModel(BaseChatModel):
             values["stop"] = stop
         return validated(SamplingParams, values)
 
+    def _num_answers(self, options: Mapping[str, Any]) -> int:
+        given = options.get("n")
+        n = self.n if given is None else given
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_ANSWERS:
+            raise ConfigurationError(f"n={n!r}: ask for 1 to {MAX_ANSWERS} answers.")
+        return n
+
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """All that changes an answer: LangChain's response cache takes this as its key."""
@@ -420,6 +462,7 @@ class EngineModel(BaseChatModel):
             ),
             # LangChain puts the stop of a call under "stop", where it would hide the field's.
             "default_stop": self.stop,
+            "n": self.n,
             **{name: getattr(self, name) for name in _SAMPLING_FIELDS if name != "stop"},
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
@@ -447,6 +490,14 @@ def validated(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
             f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()
         )
         raise ConfigurationError("; ".join(faults)) from None
+
+
+def hint_at_names(options: Iterable[str]) -> str:
+    """What options of other chat models are called here; empty: all are called as here."""
+    hints = [
+        f"{name}: it is {_OTHERS_NAMES[name]} here." for name in options if name in _OTHERS_NAMES
+    ]
+    return " ".join(hints)
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TypeVar
-
-from langchain_swarmkv.scheduling.request import RequestHandle
+from typing import Protocol, TypeVar
 
 __all__ = ["on_thread"]
 
 _Started = TypeVar("_Started")
 
 
+class _Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
 async def on_thread(
-    start: Callable[[], _Started], *, handle_of: Callable[[_Started], RequestHandle]
+    start: Callable[[], _Started], *, handle_of: Callable[[_Started], _Cancellable]
 ) -> _Started:
     """Submit on a thread. If the caller is cancelled meanwhile, so is the request.
 
     Dropping the handle would not do: asyncio's futures keep it in a reference cycle, and the
     request would run on until the next garbage collection.
     """
-    handles: list[RequestHandle] = []
+    handles: list[_Cancellable] = []
     is_abandoned = threading.Event()
 
     def work() -> _Started:

@@ -240,6 +240,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             **self.call_options,
             "keep_prefix": False,
             "request_name": self._finding(run),
+            "n": 1,  # more would be computed for nobody
         }
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.prompts.answer_parts import (
@@ -35,7 +36,17 @@ from langchain_swarmkv.prompts.json_scanner import JsonScanner
 from langchain_swarmkv.scheduling.request import RequestResult, TokenLogprob
 from langchain_swarmkv.statistics import RequestStatistics
 
-__all__ = ["PartChunks", "finished_message", "last_chunk", "timings"]
+__all__ = [
+    "PROVIDER",
+    "PartChunks",
+    "finished_message",
+    "last_chunk",
+    "result_of_several",
+    "timings",
+]
+
+PROVIDER = "swarmkv"
+"""What answers and traces name as their provider; LangChain's middleware compares the two."""
 
 _DURATIONS = ("queue_seconds", "prefill_seconds", "ttft_seconds", "tpot_seconds", "e2e_seconds")
 _MOMENTS = tuple(f.name for f in fields(RequestStatistics) if f.name.endswith("_at"))
@@ -150,6 +161,7 @@ def last_chunk(
     was_cut = result.finish_reason == "length"
     metadata: dict[str, Any] = {
         "model_name": model_name,
+        "model_provider": PROVIDER,
         "finish_reason": "tool_calls" if has_calls and not was_cut else result.finish_reason,
         "seed": result.seed,
         "timings": timings(result.statistics),
@@ -175,6 +187,38 @@ def _usage(statistics: RequestStatistics, num_reasoning_tokens: int | None) -> d
     if num_reasoning_tokens is not None:
         usage["output_token_details"] = {"reasoning": num_reasoning_tokens}
     return usage
+
+
+def result_of_several(messages: Sequence[AIMessage]) -> ChatResult:
+    """Several answers to one prompt. The first has the usage of all, in which the prompt is once.
+
+    LangChain's tracer adds up what all messages have, and its usage callback reads the first one
+    alone: so both are right.
+    """
+    usages = [cast("dict[str, Any]", message.usage_metadata) for message in messages]
+    for other in messages[1:]:
+        other.usage_metadata = None
+    messages[0].usage_metadata = cast("UsageMetadata", _joint_usage(usages))
+    return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
+
+
+def _joint_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    input_tokens = usages[0]["input_tokens"]
+    output_tokens = sum(usage["output_tokens"] for usage in usages)
+    # All but the one that computed the prompt found it in the cache.
+    cached = min(usage["input_token_details"]["cache_read"] for usage in usages)
+    joint: dict[str, Any] = {
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+        "input_token_details": {"cache_read": cached},
+    }
+    thoughts = [
+        usage["output_token_details"] for usage in usages if "output_token_details" in usage
+    ]
+    if thoughts:
+        joint["output_token_details"] = {"reasoning": sum(each["reasoning"] for each in thoughts)}
+    return joint
 
 
 def timings(statistics: RequestStatistics) -> dict[str, Any]:

@@ -113,11 +113,11 @@ class EngineLoop:
                 f"Open a new engine; this one was closed{closed_by(self._cause)}"
             ) from self._cause
 
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
+    def submit(self, *requests: Request) -> None:
+        """Queue requests; the engine sees all of them at once."""
         with self._changed:
             self.check_usable()
-            self._inbox.append(request)
+            self._inbox.extend(requests)
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:

@@ -124,10 +124,13 @@ class Request:
         marks: Mapping[int, str] | None = None,
         compiled_guide: object = None,
         expected_cached_tokens: int = 0,
+        twin: Request | None = None,
     ) -> None:
         self.request_id = next(_request_ids)
         # Kept, so that no guide is compiled on the engine's thread.
         self._compiled_guide = compiled_guide
+        self.twin = twin
+        """An earlier request for another answer to the same prompt, which it lets compute it."""
         self.tokens = tokens
         self.token_ids = np.asarray(tokens, dtype=np.int32)
         """The same for look-ups, which compare arrays."""

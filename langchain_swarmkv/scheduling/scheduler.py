@@ -214,7 +214,9 @@ class Scheduler:
         match = cache.computed_match(namespace, reusable)
         worth_tokens = (match.num_tokens if match else 0) + MIN_SHARED_TOKENS
         planned = cache.planned_match(namespace, reusable)
-        if planned is not None and planned.num_tokens >= worth_tokens:
+        if planned is not None and (
+            planned.num_tokens >= worth_tokens or _is_of(request.twin, planned)
+        ):
             self._wait_for(request, planned)
             return False
         reserved_cells = sum(running.reserved_cells for running in self._running)
@@ -584,6 +586,11 @@ class Scheduler:
                 decode_seconds=counters.decode_seconds,
                 prefill_only_tokens=counters.prefill_only_tokens,
             )
+
+
+def _is_of(twin: Request | None, planned: PrefixMatch) -> bool:
+    """Whether a match is with the request that came for the same prompt: however short it is."""
+    return twin is not None and twin.seq_id == planned.seq_id
 
 
 def closed_by(cause: BaseException | None) -> str:

@@ -153,6 +153,57 @@ class SwarmEngine:
             EngineClosedError: the engine is closed.
         """
         params = SamplingParams() if params is None else params
+        request = self._prepared(
+            tokens,
+            params,
+            name=name,
+            cache_salt=cache_salt,
+            keep_prefix=keep_prefix,
+            pin=pin,
+            persist=persist,
+            timeout_seconds=timeout_seconds,
+            marks=marks,
+            expected_cached_tokens=expected_cached_tokens,
+        )
+        self._loop.submit(request)
+        return RequestHandle(request, self._loop.cancel, self)
+
+    def submit_all(
+        self, tokens: Sequence[int], params: Sequence[SamplingParams], **options: Any
+    ) -> list[RequestHandle]:
+        """Queue one prompt for several answers: one request computes it, the others fork it there.
+
+        Args:
+            tokens: as for `submit`.
+            params: how to sample each answer.
+            options: for all of them, as for `submit`.
+
+        Raises:
+            SwarmKVError: as for `submit`; then none is queued.
+        """
+        requests: list[Request] = []
+        for each in params:
+            twin = requests[0] if requests else None
+            requests.append(self._prepared(tokens, each, twin=twin, **options))
+        self._loop.submit(*requests)
+        return [RequestHandle(request, self._loop.cancel, self) for request in requests]
+
+    def _prepared(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        name: str = "",
+        cache_salt: str = "",
+        keep_prefix: bool = True,
+        pin: str | None = None,
+        persist: bool = False,
+        timeout_seconds: float | None = None,
+        marks: Mapping[int, str] | None = None,
+        expected_cached_tokens: int = 0,
+        twin: Request | None = None,
+    ) -> Request:
+        """A request that has been checked and is not queued yet; see `submit`."""
         self._loop.check_usable()
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"params is a {type(params).__name__}.")
@@ -174,7 +225,7 @@ class SwarmEngine:
                 raise InvalidRequestError(
                     f"the mark of token {token_id} is {mark!r}; give one character."
                 )
-        request = self._request(
+        return self._request(
             tokens,
             params,
             cache_salt=cache_salt,
@@ -186,9 +237,8 @@ class SwarmEngine:
             marks=marks,
             compiled_guide=compiled_guide,
             expected_cached_tokens=expected_cached_tokens,
+            twin=twin,
         )
-        self._loop.submit(request)
-        return RequestHandle(request, self._loop.cancel, self)
 
     def _request(
         self, tokens: Sequence[int], params: SamplingParams, *, cache_salt: str, **options: Any

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer
-from markdown_it import MarkdownIt
 
 from langchain_swarmkv import ChatSwarmKV
 from langchain_swarmkv.cli import app
 from tests.support.models import smollm2_path
+from tests.support.pages import PAGES, ROOT, examples, name_of
 
-ROOT = Path(__file__).parents[2]
 INTEGRATIONS = sorted((ROOT / "docs" / "integrations").rglob("*.md"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 CONTRACT = """\
 1. The lease begins on 1 May 2027 and runs for five years.
 2. Either party may end it with a notice of three months.
 3. The rent is due on the third day of each month.
 """
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@dataclass(frozen=True)
-class Example:
-    """A block of code, and what stands behind it as its output; None: anything."""
-
-    line: int
-    code: str
-    output: str | None
-
-
-def examples(page: Path) -> Iterator[Example]:
-    tokens = MarkdownIt().parse(page.read_text(encoding="utf-8"))
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.type == "fence" and token.info == "python":
-            assert token.map is not None
-            has_output = after is not None and after.type == "fence" and after.info == "text"
-            yield Example(token.map[0] + 1, token.content, after.content if has_output else None)
 
 
 @pytest.mark.timeout(600)
