@@ -218,7 +218,12 @@ class EngineConfig(BaseModel):
     n_gpu_layers: Annotated[int, Field(ge=-1, le=_INT32_MAX)] = 0
     """Layers to offload; -1: all of them."""
     device: str | None = None
-    """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded."""
+    """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded. Engines on
+    "cpu", or on one name that begins with "cpu:", compute side by side as far as there are cores for
+    their threads. Any other name is a device that one engine at a time has."""
+    lock_dir: Path | None = None
+    """Folder for the files of the device lock; None: what the environment variable SWARMKV_LOCK_DIR
+    names, else a folder of the user's own. Processes that compute on one device must share it."""
     flash_attention: FlashAttention = FlashAttention.AUTO
     """Which attention kernel to use."""
     prefill_flash_attention: bool = False
@@ -266,6 +271,11 @@ class EngineConfig(BaseModel):
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return _absolute_path(path)
+
+    @field_validator("lock_dir")
+    @classmethod
+    def _absolute_folder(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute_path(path)
 
     @field_validator("adapters")
     @classmethod

@@ -172,9 +172,17 @@ class DeviceStatistics:
 
     device: str
     locked: bool
+    """Whether somebody of this process holds it, or cores of it."""
     holder: str | None
+    """Who has held it longest of those who do."""
     tasks_waiting: int
     owners: tuple[OwnerLockStatistics, ...]
+    holders: tuple[str, ...] = ()
+    """All who hold it, or cores of it, in this process."""
+    num_units: int = 1
+    """Cores of a CPU; 1 for other devices."""
+    num_units_held: int = 0
+    """By those of this process."""
 
 
 @dataclass(frozen=True)

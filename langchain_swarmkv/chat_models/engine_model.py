@@ -121,6 +121,7 @@ class EngineModel(BaseChatModel):
     n_threads_batch: int | None = None
     n_gpu_layers: int = 0
     device: str | None = None
+    lock_dir: Path | None = None
     flash_attention: FlashAttention = FlashAttention.AUTO
     prefill_flash_attention: bool = False
     kv_type_k: KVType = KVType.F16

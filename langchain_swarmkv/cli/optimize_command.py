@@ -17,7 +17,7 @@ from langchain_swarmkv.cli.console import (
     default_model,
     errors_in_one_line,
 )
-from langchain_swarmkv.engine.llama import available_cores
+from langchain_swarmkv.engine.cores import available_cores
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.native.file_facts import FileFacts, read_file_facts
 from langchain_swarmkv.native.quantize import estimated_bytes, quantize

@@ -20,7 +20,8 @@ from langchain_swarmkv.doctor.rates import (
     cells_needed,
     measure_rates,
 )
-from langchain_swarmkv.engine.llama import LlamaEngine, available_cores
+from langchain_swarmkv.engine.cores import available_cores
+from langchain_swarmkv.engine.llama import LlamaEngine
 from langchain_swarmkv.errors import ModelLoadError, SwarmKVError
 from langchain_swarmkv.native.build_facts import BuildFacts, read_build_facts
 from langchain_swarmkv.native.file_facts import FileFacts, read_file_facts

@@ -197,6 +197,8 @@ class Engine(ABC):
     """Compiles `SamplingParams.guide` for the tokenizer."""
     device: str
     """Name of the device lock to hold during native work."""
+    num_cores: int | None = None
+    """Cores of a CPU that it computes on; None: the device is its own during native work."""
 
     @abstractmethod
     def decode(self, batch: Batch) -> None:

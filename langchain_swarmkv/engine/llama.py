@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import os
 import struct
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +23,7 @@ from langchain_swarmkv.engine.contract import (
     Sampler,
     check_logits,
 )
+from langchain_swarmkv.engine.cores import available_cores
 from langchain_swarmkv.engine.grammar import check_grammar
 from langchain_swarmkv.engine.guide import GuideCompiler, GuideMatcher
 from langchain_swarmkv.engine.identity import ModelIdentity
@@ -47,7 +45,7 @@ from langchain_swarmkv.native.paired_context import PairedContext
 from langchain_swarmkv.native.sampler import Candidates, SamplerChain
 from langchain_swarmkv.native.sequence_state import SequenceState
 
-__all__ = ["LlamaEngine", "available_cores"]
+__all__ = ["LlamaEngine"]
 
 # magic, digest of the identity, tokens, bytes of the native state, their checksum
 _STATE_HEADER = struct.Struct("<8s32sQQ32s")
@@ -110,6 +108,8 @@ class LlamaEngine(Engine):
         self._outputs: set[int] = set()
         self.device = config.device_name
         on_cpu = config.n_gpu_layers == 0
+        if on_cpu:
+            self.num_cores = max(settings.n_threads, settings.n_threads_batch)
         kv_bytes_per_token = self._measure_cell()
         self.limits = EngineLimits(
             num_cells=config.n_ctx,
@@ -440,20 +440,6 @@ def _flash_attention(config: EngineConfig) -> bool | None:
     if config.kv_type_v in (KVType.Q8_0, KVType.Q4_0):
         return True
     return False if config.n_gpu_layers == 0 else None
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, or less if its control group says so."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass  # no control groups of version 2 here
-    return cores
 
 
 def _identity(

@@ -2,6 +2,8 @@
 
 A claim goes NEW -> WAITING -> GRANTED (first in this process; may still wait for other
 processes) -> HELD -> ENDED. LOST instead of ENDED when its owner died, FORKED in a child process.
+Several claims may hold a device of several units; one at a time is GRANTED, so that one thread or
+task at a time asks other processes.
 
 Giving a claim back must work anywhere, even in a finalizer that the garbage collector runs in the
 middle of our own critical section. So it never waits for the mutex: the claim is appended to
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import threading
 import warnings
 from collections import Counter, deque
@@ -31,7 +34,9 @@ WINDOW = 1024
 MAX_OWNERS = 256
 """Accounts kept at one device; beyond, the idle one with the least use is forgotten."""
 LIVENESS_SECONDS = 0.25
-"""How often those who wait look whether the holder still lives."""
+"""How often those who wait look whether the holders still live."""
+POLL_SECONDS = 0.001
+"""Mean pause between two tries while another process has the device."""
 
 
 class ClaimState(Enum):
@@ -66,6 +71,10 @@ class Claim(Entry):
     loop: asyncio.AbstractEventLoop | None = field(kw_only=True)
     """None for a claim of a thread."""
     made_at: float = field(kw_only=True)
+    num_units: int = 1
+    """Units of the device that it takes."""
+    units: tuple[int, ...] = ()
+    """Those that it has, as other processes know them."""
     held_at: float = 0.0
     state: ClaimState = ClaimState.NEW
 
@@ -91,39 +100,71 @@ class Device:
         name: the device.
         process_lock: excludes other processes; None: only this process is guarded.
         clock: seconds, monotonic.
+        num_units: how many units it has: claims that take no more than these hold it together.
     """
 
     def __init__(
-        self, name: str, process_lock: ProcessLock | None, clock: Callable[[], float]
+        self,
+        name: str,
+        process_lock: ProcessLock | None,
+        clock: Callable[[], float],
+        num_units: int = 1,
     ) -> None:
         self.name = name
+        self.num_units = num_units
         self._process_lock = process_lock
         self._clock = clock
         self._mutex = threading.Lock()
         self._queue: FairQueue[Claim] = FairQueue()
-        self._current: Claim | None = None
+        self._current: list[Claim] = []
         self._returned: deque[Claim] = deque()
         self._owners: dict[str, DeviceOwner] = {}
 
     def claim(
-        self, owner: str, weight: float, signal: Signal, loop: asyncio.AbstractEventLoop | None
+        self,
+        owner: str,
+        weight: float,
+        signal: Signal,
+        loop: asyncio.AbstractEventLoop | None,
+        num_units: int | None = None,
     ) -> Claim:
-        """A new claim of the calling thread or loop; `look` puts it into the queue."""
+        """A new claim of the calling thread or loop; `look` puts it into the queue.
+
+        It takes so many units of the device, or all that there are: None, and too many, mean all.
+        """
+        taken = self.num_units if num_units is None else min(num_units, self.num_units)
         return Claim(
             self._owners.get(owner) or self._open_account(owner),
             weight,
+            taken / self.num_units,
+            num_units=taken,
             signal=signal,
             thread=threading.current_thread(),
             loop=loop,
             made_at=self._clock(),
         )
 
+    def check(self) -> None:
+        """See that other processes can be asked; raises DeviceLockError if not."""
+        if self._process_lock is not None:
+            with self._mutex:
+                self._process_lock.check()
+            self._settle()
+
+    def poll(self, claim: Claim) -> float:
+        """Seconds that `claim` should wait before it asks again; 0: it holds the device."""
+        pause_seconds = self.look(claim)
+        if pause_seconds == 0.0 and not self.try_hold(claim):
+            # Uneven, so that processes do not try in lockstep.
+            return POLL_SECONDS * random.uniform(0.5, 1.5)
+        return pause_seconds
+
     def look(self, claim: Claim) -> float:
         """Seconds that `claim` should wait before it looks again; 0: it is granted.
 
-        Whoever waits takes over from a holder that died, and from one whose turn has lapsed.
+        Whoever waits takes over from holders that died, and from one whose turn has lapsed.
         """
-        lost: Claim | None = None
+        lost: list[Claim] = []
         with self._mutex:
             self._take_back()
             now = self._clock()
@@ -132,24 +173,31 @@ class Device:
                 self._queue.join(claim, now)
             self._dispatch(now, asking=claim)
             if claim.state is ClaimState.WAITING:
-                lost = self._end_dead_holder()
+                lost = self._end_dead_claims()
                 self._dispatch(now, asking=claim)
             pause_seconds = self._pause_seconds(claim, now)
         self._settle()
-        if lost is not None:
-            _warn_of_death(self.name, lost)
+        for one in lost:
+            _warn_of_death(self.name, one)
         return pause_seconds
 
     def try_hold(self, claim: Claim) -> bool:
-        """Make a granted claim hold the device; False: another process has it, try again."""
-        if self._process_lock is not None and not self._process_lock.try_acquire():
-            return False
-        with self._mutex:
-            now = claim.held_at = self._clock()
-            claim.state = ClaimState.HELD
-            claim.owner.num_acquired += 1
-            claim.owner.wait_seconds.append(now - claim.made_at)
-        self._settle()
+        """Make a granted claim hold the device; False: other processes have it, try again."""
+        try:
+            with self._mutex:
+                if self._process_lock is not None:
+                    units = self._process_lock.try_acquire(claim.num_units)
+                    if units is None:
+                        return False
+                    claim.units = units
+                now = claim.held_at = self._clock()
+                claim.state = ClaimState.HELD
+                claim.owner.num_acquired += 1
+                claim.owner.wait_seconds.append(now - claim.made_at)
+                # The next one may ask other processes now.
+                self._dispatch(now)
+        finally:
+            self._settle()
         return True
 
     def give_back(self, claim: Claim) -> None:
@@ -164,35 +212,36 @@ class Device:
         self._settle()
 
     @property
-    def current(self) -> Claim | None:
-        """The claim that holds the device, or is first in this process."""
-        return self._current
+    def current(self) -> tuple[Claim, ...]:
+        """The claims that hold the device, and the one that is next in this process."""
+        return tuple(self._current)
 
     def foreign_holder_pid(self) -> int | None:
-        """Process that took the device last; None if unknown."""
+        """A process that was in the way at the last try; None if unknown."""
         return None if self._process_lock is None else self._process_lock.holder_pid()
 
     def disown(self) -> None:
         """In a forked child: every claim is the parent's. The device is of no use afterwards."""
-        for claim in (*self._queue.waiting, *([self._current] if self._current else [])):
+        for claim in (*self._queue.waiting, *self._current):
             claim.state = ClaimState.FORKED
 
     def statistics(self) -> DeviceStatistics:
         """What was measured so far."""
         with self._mutex:
             self._take_back()
-            current = self._current
-            held = current is not None and current.state is ClaimState.HELD
+            holding = [claim for claim in self._current if claim.state is ClaimState.HELD]
             waiting = [claim.owner for claim in self._queue.waiting]
-            if current is not None and not held:
-                waiting.append(current.owner)
+            waiting += [claim.owner for claim in self._current if claim not in holding]
             accounts = [_copy(owner) for owner in self._owners.values()]
         self._settle()
         names_waiting = Counter(owner.name for owner in waiting)
         return DeviceStatistics(
             device=self.name,
-            locked=held,
-            holder=current.owner.name if current is not None and held else None,
+            locked=bool(holding),
+            holder=holding[0].owner.name if holding else None,
+            holders=tuple(claim.owner.name for claim in holding),
+            num_units=self.num_units,
+            num_units_held=sum(claim.num_units for claim in holding),
             tasks_waiting=len(waiting),
             owners=tuple(_owner_statistics(one, names_waiting[one.name]) for one in accounts),
         )
@@ -208,8 +257,8 @@ class Device:
     def _take_back(self) -> None:
         while self._returned:
             claim = self._returned.popleft()
-            if claim is self._current:
-                self._end_current(claim, ClaimState.ENDED)
+            if claim in self._current:
+                self._end(claim, ClaimState.ENDED)
             elif claim.state is ClaimState.WAITING:
                 self._queue.leave(claim)
                 claim.state = ClaimState.ENDED
@@ -219,44 +268,56 @@ class Device:
     def _pause_seconds(self, claim: Claim, now: float) -> float:
         if claim.state is ClaimState.GRANTED:
             return 0.0
-        reserved_seconds = self._queue.reserved_seconds(now) if self._current is None else None
+        reserved_seconds = self._queue.reserved_seconds(now) if self._has_room else None
         return LIVENESS_SECONDS if reserved_seconds is None else max(reserved_seconds, 1e-4)
 
-    def _end_current(self, claim: Claim, state: ClaimState) -> None:
+    def _end(self, claim: Claim, state: ClaimState) -> None:
+        """End a claim that was granted."""
         now, held_seconds = self._clock(), 0.0
-        if claim.state is ClaimState.HELD:
+        held = claim.state is ClaimState.HELD
+        if held:
             held_seconds = now - claim.held_at
             claim.owner.hold_seconds.append(held_seconds)
         self._queue.finish(claim, held_seconds, now)
         claim.state = state
-        self._current = None
-        # Before the lock is granted again: the next claim uses the same files.
+        self._current.remove(claim)
+        # Before the units are granted again: the next claim uses the same files.
         if self._process_lock is not None:
-            self._process_lock.release()
+            if held:
+                self._process_lock.release(claim.units)
+            else:
+                self._process_lock.give_up()
 
-    def _end_dead_holder(self) -> Claim | None:
-        """End the claim that has the lock if its owner died; returns it."""
-        claim = self._current
-        if claim is None or claim.is_alive:
-            return None
-        self._end_current(claim, ClaimState.LOST)
-        return claim
+    def _end_dead_claims(self) -> list[Claim]:
+        """End the claims that have units and whose owners died; returns them."""
+        dead = [claim for claim in self._current if not claim.is_alive]
+        for claim in dead:
+            self._end(claim, ClaimState.LOST)
+        return dead
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the first that waits could be granted now, if nothing is reserved."""
+        first = self._queue.first()
+        if first is None or any(claim.state is ClaimState.GRANTED for claim in self._current):
+            return False
+        return first.num_units + sum(claim.num_units for claim in self._current) <= self.num_units
 
     def _dispatch(self, now: float, asking: Claim | None = None) -> None:
-        """Grant the lock if it is free; the one that asks needs no signal."""
-        while self._current is None and (claim := self._queue.take(now)) is not None:
+        """Grant units that are free to the first that waits; the one that asks needs no signal."""
+        while self._has_room and (claim := self._queue.take(now)) is not None:
             if not claim.is_alive:
                 claim.state = ClaimState.LOST
                 self._queue.finish(claim, 0.0, now)
                 continue
             claim.state = ClaimState.GRANTED
-            self._current = claim
+            self._current.append(claim)
             if claim is not asking:
                 claim.signal.set()
 
     def _rouse_first(self) -> None:
-        """If the lock is free but reserved, let the first that waits see for how long."""
-        if self._current is None and (first := self._queue.first()) is not None:
+        """If there is room but it is reserved, let the first that waits see for how long."""
+        if self._has_room and (first := self._queue.first()) is not None:
             first.signal.set()
 
     def _open_account(self, name: str) -> DeviceOwner:

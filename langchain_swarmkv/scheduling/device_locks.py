@@ -1,21 +1,22 @@
-"""`DeviceLockManager`: one user of a device at a time, fairly, across engines and processes.
+"""`DeviceLockManager`: who may compute on a device, fairly, across engines and processes.
 
-Engines hold the lock for one step (20-1000 ms), so two models on one device interleave step by
-step instead of fighting for its cores or its memory bandwidth inside a step.
+Engines hold the lock for one step (20-1000 ms, or seconds), so models on one device interleave step
+by step instead of fighting for its cores or its memory bandwidth inside a step. Of a CPU each takes
+as many cores as it computes on, so engines run side by side as far as there are cores for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from langchain_swarmkv.engine.cores import usable_cores
 from langchain_swarmkv.errors import (
     ConfigurationError,
     DeviceLockError,
@@ -27,15 +28,15 @@ from langchain_swarmkv.scheduling.process_lock import ProcessLock, private_lock_
 from langchain_swarmkv.scheduling.signals import LoopSignal, ThreadSignal
 from langchain_swarmkv.statistics import LockStatistics
 
-__all__ = ["DeviceLease", "DeviceLockManager"]
+__all__ = ["DeviceLease", "DeviceLockManager", "DevicePlace"]
 
-POLL_SECONDS = 0.001
-"""Mean pause between two tries while another process has the device."""
 _MANAGERS: weakref.WeakSet[DeviceLockManager] = weakref.WeakSet()
 
 
 class DeviceLease:
-    """A device held; leave the `with` (or `async with`) block, or call `release`, to pass it on.
+    """A device held, or some cores of it.
+
+    Leave the `with` (or `async with`) block, or call `release`, to pass it on.
 
     It belongs to the thread that called `acquire`, or to the event loop that awaited
     `acquire_async`: any thread may release it, but its owner must live until then (see
@@ -113,16 +114,75 @@ class DeviceLease:
             )
 
 
+class DevicePlace:
+    """A place in the queue for a device, kept until the device is granted or the block is left.
+
+    For one who has other things to see to while it waits. It belongs to the thread that called
+    `enqueue`, as a lease does.
+    """
+
+    def __init__(
+        self, device: Device, claim: Claim, signal: ThreadSignal, clock: Callable[[], float]
+    ) -> None:
+        self._lock, self._claim, self._signal, self._clock = device, claim, signal, clock
+        self._is_left = False
+
+    def wait(self, timeout_seconds: float | None = None) -> DeviceLease | None:
+        """Wait so long for the device; None: not yet, and the place is kept.
+
+        Raises:
+            DeviceLockError: the lock files cannot be used, or this thread holds the device.
+        """
+        limit = None if timeout_seconds is None else self._clock() + timeout_seconds
+        while pause_seconds := self._lock.poll(self._claim):
+            if limit is not None:
+                pause_seconds = min(pause_seconds, limit - self._clock())
+                if pause_seconds <= 0:
+                    return None
+            _refuse_waiting_for_itself(self._lock, self._claim)
+            self._signal.wait(pause_seconds)
+        self._is_left = True
+        return DeviceLease(self._lock, self._claim)
+
+    def timeout_error(self) -> DeviceLockTimeoutError:
+        """The error of one who gives up now, which is counted."""
+        return _timed_out(self._lock, self._claim, self._clock())
+
+    def leave(self) -> None:
+        """Wait no longer; harmless once the device was granted, and when repeated."""
+        if not self._is_left:
+            self._is_left = True
+            self._lock.give_back(self._claim)
+
+    def __enter__(self) -> DevicePlace:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+
 class DeviceLockManager:
     """Guards each device ("cpu", "cuda:0", ...) across engines, and across processes.
 
     Share one manager among the engines of a process: fairness is a matter of one manager.
-    Making it touches no file; the first `acquire` of a device opens its lock files.
+    Making it touches no file; the first use of a device opens its lock files.
+
+    *Cores.* A device whose name is "cpu", or begins with "cpu:", has as many units as this process
+    may use cores. A claim of `num_cores` takes so many of them, and waits until they are free all
+    together; one without takes the whole device. Any other device is taken whole. The first in the
+    queue is never overtaken by one that needs fewer cores, so a wide claim is not starved, and
+    those behind it wait although cores are free. Cores are counted, nothing is bound to them.
 
     *Within the process* waiting owners share the held time by weight (see `fair_queue`); among
     equals, and within one owner, who came first goes first. *Across processes* those who wait take
     turns, one step each, whatever their weights (see `process_lock`); while a process waits for
-    another, its claim stays first in its own queue.
+    another, its claim stays first in its own queue. All see the same cores by their numbers: a
+    process that is bound to some of them takes only these.
 
     *Names.* `owner` is a label for accounts and messages: any number of threads and tasks may use
     the same one, and they exclude each other. So the lock is not re-entrant. A thread that asks
@@ -143,10 +203,13 @@ class DeviceLockManager:
     for it, and the lock does not outlive the parent.
 
     Args:
-        lock_dir: folder for lock files; None: one private to the user, in `$XDG_RUNTIME_DIR` or
-            the temporary directory. Only processes with the same folder exclude each other: not
+        lock_dir: folder for lock files; None: the one that the environment variable
+            SWARMKV_LOCK_DIR names, else one private to the user, in `$XDG_RUNTIME_DIR` or the
+            temporary directory. Only processes with the same folder exclude each other: not
             other users, nor containers with a temporary directory of their own.
         across_processes: False: guard this process only, without files.
+        cores: numbers of the cores that "cpu" stands for; None: those that this process may use
+            (affinity, and limits of its container).
         clock: seconds, monotonic; for tests.
     """
 
@@ -155,13 +218,25 @@ class DeviceLockManager:
         *,
         lock_dir: Path | None = None,
         across_processes: bool = True,
+        cores: Sequence[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if cores is not None and not cores:
+            raise ConfigurationError("cores is empty; give at least one number, or None.")
         self._lock_dir = lock_dir
+        self._cores = None if cores is None else tuple(cores)
         self._across_processes = across_processes
         self._clock = clock
         self._devices: dict[str, Device] = {}
         _MANAGERS.add(self)
+
+    def check(self, device: str) -> None:
+        """Open the device's lock files now, and see that they can be locked.
+
+        Raises:
+            DeviceLockError: they cannot be used; the message says what to set.
+        """
+        self._device(device).check()
 
     def acquire(
         self,
@@ -170,6 +245,7 @@ class DeviceLockManager:
         owner: str,
         weight: float = 1.0,
         timeout_seconds: float | None = None,
+        num_cores: int | None = None,
     ) -> DeviceLease:
         """Wait for the device; blocks the thread.
 
@@ -178,28 +254,41 @@ class DeviceLockManager:
             owner: who asks.
             weight: share of the held time beside other owners that wait, above 0.
             timeout_seconds: None: wait for ever. 0: only if it is free at once.
+            num_cores: take only so many cores of a CPU; None, or more than there are: all of it.
 
         Raises:
             DeviceLockTimeoutError: not granted in time; `device`, `owner`, `waited_seconds` and
                 `holder` (text, None if unknown) say more.
             DeviceLockError: the lock files cannot be used, or this thread holds the device.
-            ConfigurationError: a weight or timeout out of range, or an empty name.
+            ConfigurationError: a weight, timeout or number of cores out of range, or an empty name.
         """
-        _check_arguments(device, owner, weight, timeout_seconds)
+        _check_timeout(device, timeout_seconds)
+        with self.enqueue(device, owner=owner, weight=weight, num_cores=num_cores) as place:
+            lease = place.wait(timeout_seconds)
+            if lease is None:
+                raise place.timeout_error()
+            return lease
+
+    def acquire_nowait(
+        self, device: str, *, owner: str, weight: float = 1.0, num_cores: int | None = None
+    ) -> DeviceLease:
+        """Take the device if it is free; raises as `acquire` with a timeout of 0. Never blocks."""
+        return self.acquire(
+            device, owner=owner, weight=weight, timeout_seconds=0.0, num_cores=num_cores
+        )
+
+    def enqueue(
+        self, device: str, *, owner: str, weight: float = 1.0, num_cores: int | None = None
+    ) -> DevicePlace:
+        """A place in the queue, to `wait` in as often as it takes; arguments as of `acquire`.
+
+        Leave it, or use it as a context manager.
+        """
+        _check_arguments(device, owner, weight, num_cores)
         signal = ThreadSignal()
         lock = self._device(device)
-        claim = lock.claim(owner, weight, signal, loop=None)
-        try:
-            for pause_seconds in self._pauses(lock, claim, timeout_seconds):
-                signal.wait(pause_seconds)
-            return DeviceLease(lock, claim)
-        except BaseException:
-            lock.give_back(claim)
-            raise
-
-    def acquire_nowait(self, device: str, *, owner: str, weight: float = 1.0) -> DeviceLease:
-        """Take the device if it is free; raises as `acquire` with a timeout of 0. Never blocks."""
-        return self.acquire(device, owner=owner, weight=weight, timeout_seconds=0.0)
+        claim = lock.claim(owner, weight, signal, None, num_cores)
+        return DevicePlace(lock, claim, signal, self._clock)
 
     async def acquire_async(
         self,
@@ -208,18 +297,25 @@ class DeviceLockManager:
         owner: str,
         weight: float = 1.0,
         timeout_seconds: float | None = None,
+        num_cores: int | None = None,
     ) -> DeviceLease:
         """Like `acquire`, on any asyncio event loop, which is never blocked.
 
         Cancelled at any moment, the claim leaves the queue, or passes on the lock it was granted.
         """
-        _check_arguments(device, owner, weight, timeout_seconds)
+        _check_timeout(device, timeout_seconds)
+        _check_arguments(device, owner, weight, num_cores)
         loop = asyncio.get_running_loop()
         signal = LoopSignal(loop)
         lock = self._device(device)
-        claim = lock.claim(owner, weight, signal, loop)
+        claim = lock.claim(owner, weight, signal, loop, num_cores)
         try:
-            for pause_seconds in self._pauses(lock, claim, timeout_seconds):
+            while pause_seconds := lock.poll(claim):
+                if timeout_seconds is not None:
+                    left_seconds = timeout_seconds - (self._clock() - claim.made_at)
+                    if left_seconds <= 0:
+                        raise _timed_out(lock, claim, self._clock())
+                    pause_seconds = min(pause_seconds, left_seconds)
                 await signal.wait(pause_seconds)
             return DeviceLease(lock, claim)
         except BaseException:
@@ -239,32 +335,16 @@ class DeviceLockManager:
         return device
 
     def _make_device(self, name: str) -> Device:
+        units = self._units(name)
         process_lock = None
         if self._across_processes:
-            process_lock = ProcessLock(private_lock_dir(self._lock_dir), name)
-        return Device(name, process_lock, self._clock)
+            process_lock = ProcessLock(private_lock_dir(self._lock_dir), name, units)
+        return Device(name, process_lock, self._clock, len(units))
 
-    def _pauses(self, lock: Device, claim: Claim, timeout_seconds: float | None) -> Iterator[float]:
-        """Yield how long to pause before the next look; ends when the device is held."""
-        while pause_seconds := lock.look(claim):
-            yield self._limited(pause_seconds, lock, claim, timeout_seconds)
-        while not lock.try_hold(claim):
-            # Uneven, so that processes do not try in lockstep.
-            pause_seconds = POLL_SECONDS * random.uniform(0.5, 1.5)
-            yield self._limited(pause_seconds, lock, claim, timeout_seconds)
-
-    def _limited(
-        self, pause_seconds: float, lock: Device, claim: Claim, timeout_seconds: float | None
-    ) -> float:
-        """The pause, cut to the time left; raises if there is none, or if it is no use to wait."""
-        if timeout_seconds is not None:
-            waited_seconds = self._clock() - claim.made_at
-            if waited_seconds >= timeout_seconds:
-                lock.count_timeout(claim)
-                raise _timeout_error(lock, claim, waited_seconds)
-            pause_seconds = min(pause_seconds, timeout_seconds - waited_seconds)
-        _refuse_waiting_for_itself(lock, claim)
-        return pause_seconds
+    def _units(self, device: str) -> tuple[int, ...]:
+        if device != "cpu" and not device.startswith("cpu:"):
+            return (0,)
+        return usable_cores() if self._cores is None else self._cores
 
     def _forget_parent(self) -> None:
         for device in self._devices.values():
@@ -272,7 +352,7 @@ class DeviceLockManager:
         self._devices.clear()
 
 
-def _check_arguments(device: str, owner: str, weight: float, timeout_seconds: float | None) -> None:
+def _check_arguments(device: str, owner: str, weight: float, num_cores: int | None) -> None:
     if not device or not owner:
         raise ConfigurationError(
             f"device={device!r}, owner={owner!r}: neither may be empty.",
@@ -283,6 +363,15 @@ def _check_arguments(device: str, owner: str, weight: float, timeout_seconds: fl
         raise ConfigurationError(
             f"weight={weight} is not a finite number above 0.", device=device, weight=weight
         )
+    if num_cores is not None and num_cores < 1:
+        raise ConfigurationError(
+            f"num_cores={num_cores} is below 1. Use None to take the whole device.",
+            device=device,
+            num_cores=num_cores,
+        )
+
+
+def _check_timeout(device: str, timeout_seconds: float | None) -> None:
     if timeout_seconds is not None and not timeout_seconds >= 0:
         raise ConfigurationError(
             f"timeout_seconds={timeout_seconds} is below 0. Use None to wait for ever.",
@@ -293,19 +382,17 @@ def _check_arguments(device: str, owner: str, weight: float, timeout_seconds: fl
 
 def _refuse_waiting_for_itself(lock: Device, claim: Claim) -> None:
     """A thread that blocks cannot release what it holds, nor run the task that holds it."""
-    holder = lock.current
-    if holder is None or holder is claim or claim.loop is not None:
-        return
-    if holder.thread is claim.thread:
-        raise DeviceLockError(
-            f"This thread would wait for itself: {holder.describe()} has {lock.name!r}, and "
-            f"{claim.owner.name!r} asks for it in the same thread. Release it first, or use "
-            "acquire_async in tasks.",
-            device=lock.name,
-            owner=claim.owner.name,
-            holder=holder.owner.name,
-            retryable=False,
-        )
+    for holder in lock.current:
+        if holder is not claim and holder.thread is claim.thread:
+            raise DeviceLockError(
+                f"This thread would wait for itself: {holder.describe()} has {lock.name!r}, and "
+                f"{claim.owner.name!r} asks for it in the same thread. Release it first, or use "
+                "acquire_async in tasks.",
+                device=lock.name,
+                owner=claim.owner.name,
+                holder=holder.owner.name,
+                retryable=False,
+            )
 
 
 def _reason(claim: Claim | None) -> str:
@@ -316,8 +403,10 @@ def _reason(claim: Claim | None) -> str:
     return "its owner ended, and another took over"
 
 
-def _timeout_error(lock: Device, claim: Claim, waited_seconds: float) -> DeviceLockTimeoutError:
-    holder = _holder_name(lock, claim)
+def _timed_out(lock: Device, claim: Claim, now: float) -> DeviceLockTimeoutError:
+    """Count it, and make the error."""
+    lock.count_timeout(claim)
+    waited_seconds, holder = now - claim.made_at, _holder_name(lock, claim)
     return DeviceLockTimeoutError(
         f"{claim.owner.name!r} waited {waited_seconds:.3f} s for {lock.name!r}, which is held by "
         f"{holder or 'nobody known'}. Raise timeout_seconds, or find out why it is held so long.",
@@ -329,11 +418,9 @@ def _timeout_error(lock: Device, claim: Claim, waited_seconds: float) -> DeviceL
 
 
 def _holder_name(lock: Device, claim: Claim) -> str | None:
-    holder = lock.current
-    if holder is None:
-        return None
-    if holder is not claim:
-        return holder.owner.name
+    others = [holder.owner.name for holder in lock.current if holder is not claim]
+    if others:
+        return ", ".join(others)
     pid = lock.foreign_holder_pid()
     if pid is None:
         return None

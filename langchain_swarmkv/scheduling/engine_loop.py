@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.engine.factory import open_engine
-from langchain_swarmkv.errors import (
-    DeviceLockTimeoutError,
-    EngineClosedError,
-    ForkedProcessError,
-)
+from langchain_swarmkv.errors import EngineClosedError, ForkedProcessError
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import Request
 from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
@@ -36,8 +32,9 @@ _log = logging.getLogger(__name__)
 _DISK_SLICE_SECONDS = 0.02
 """How long an engine that waits for a file alone waits before it looks at cancels and deadlines."""
 
-_LOCK_SLICE_SECONDS = 1.0
-"""How long the engine thread waits for the device before it looks at cancels and deadlines."""
+_LOCK_SLICE_SECONDS = 0.05
+"""How often an engine that waits for the device looks at cancels, deadlines and new requests. It
+keeps its place in the queue meanwhile."""
 
 _GATHER_SECONDS = 0.01
 """How long an idle engine waits for another request after one came: agents start together, and
@@ -183,9 +180,11 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self.engine = (
-                self._source if isinstance(self._source, Engine) else open_engine(self._source)
+            source = self._source
+            self._device_locks.check(
+                source.device if isinstance(source, Engine) else source.device_name
             )
+            self.engine = source if isinstance(source, Engine) else open_engine(source)
             self._tiers = SnapshotTiers(
                 self._stores.memory,
                 can_cut=self.engine.limits.can_cut,
@@ -219,6 +218,12 @@ class EngineLoop:
                 self._gather()
             if self._is_closing:
                 return False
+        self._take_in()
+        return True
+
+    def _take_in(self) -> None:
+        """Give the scheduler the new requests, and do what others asked for."""
+        with self._changed:
             inbox, calls = list(self._inbox), list(self._calls)
             self._inbox.clear()
             self._calls.clear()
@@ -226,7 +231,6 @@ class EngineLoop:
             self.scheduler.add(request)
         for call in calls:
             call.run()
-        return True
 
     def _gather(self) -> None:
         num_requests = 0
@@ -240,16 +244,17 @@ class EngineLoop:
         if self.scheduler.waits_for_disk:
             self._wait_for_disk()
             return
-        try:
-            lease = self._device_locks.acquire(
-                self.engine.device, owner=self._owner, timeout_seconds=_LOCK_SLICE_SECONDS
-            )
-        except DeviceLockTimeoutError:
-            with self.scheduler.lock:
-                self.scheduler.reap()
-            return
-        with lease:
-            self.scheduler.step()
+        with self._device_locks.enqueue(
+            self.engine.device, owner=self._owner, num_cores=self.engine.num_cores
+        ) as place:
+            while (lease := place.wait(_LOCK_SLICE_SECONDS)) is None:
+                self._take_in()
+                with self.scheduler.lock:
+                    self.scheduler.reap()
+                if self._is_closing or not self.scheduler.has_work:
+                    return
+            with lease:
+                self.scheduler.step()
 
     def _wait_for_disk(self) -> None:
         with self._changed:

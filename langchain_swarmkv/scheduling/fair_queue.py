@@ -11,6 +11,11 @@ moment, and plain waiting would alternate whatever the weights are. Hence the lo
 for `RETURN_SECONDS` at most, for an owner that is still owed time and that came back within that
 span the last time. One who does not come back is trusted again only after a quick return.
 
+A device may have several units (the cores of a CPU), and entries that take some of them. Then the
+account of an owner grows by its share of the device: what is shared is units times seconds. The
+first in the queue is never overtaken by one that would fit already: else those that take few units
+would starve one that takes many. So the caller takes an entry only when its units are free.
+
 Pure bookkeeping: no threads, no clock; the caller says what time it is and holds a mutex.
 """
 
@@ -35,7 +40,7 @@ class Owner:
     weight: float = 1.0
     """Of its latest entry."""
     virtual_seconds: float = 0.0
-    """Held seconds / weight; lifted to the queue's virtual time after being idle."""
+    """Held seconds x share / weight; lifted to the queue's virtual time after being idle."""
     num_active: int = 0
     """Its entries that wait or hold."""
     released_at: float | None = None
@@ -50,6 +55,8 @@ class Entry:
 
     owner: Owner
     weight: float
+    share: float = 1.0
+    """Part of the device that it takes; 1: all of it."""
     order: int = 0
     """Counts the entries of a queue, set by `join`."""
 
@@ -62,6 +69,7 @@ class FairQueue(Generic[EntryT]):
 
     def __init__(self) -> None:
         self.waiting: list[EntryT] = []
+        self._taken: list[EntryT] = []
         self.virtual_seconds = 0.0
         self._orders = itertools.count()
         self._reserved_for: Owner | None = None
@@ -98,14 +106,17 @@ class FairQueue(Generic[EntryT]):
             return None
         self._reserved_for = None
         self.waiting.remove(entry)
+        self._taken.append(entry)
         return entry
 
     def finish(self, entry: EntryT, held_seconds: float, now: float) -> None:
         """Account for an entry that was taken and is done with the lock now."""
         owner = entry.owner
-        active = {owner, *(waiting.owner for waiting in self.waiting)}
-        owner.virtual_seconds += held_seconds / entry.weight
-        self.virtual_seconds += held_seconds / sum(one.weight for one in active)
+        active = {one.owner for one in (*self.waiting, *self._taken)}
+        self._taken.remove(entry)
+        used_seconds = held_seconds * entry.share
+        owner.virtual_seconds += used_seconds / entry.weight
+        self.virtual_seconds += used_seconds / sum(one.weight for one in active)
         owner.num_active -= 1
         if owner.num_active == 0:
             owner.released_at = now

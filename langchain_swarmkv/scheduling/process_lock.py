@@ -1,7 +1,9 @@
-"""One device's lock across processes: two lock files that make a turnstile.
+"""One device's lock across processes: a lock file for each unit, behind a turnstile.
 
-A process takes `next`, then `device`, then gives `next` back. Whoever waits for the device holds
-`next` meanwhile, so a process that releases the device and asks again at once queues behind it.
+A process takes `next`, then the units that it needs, one by one as they become free, then gives
+`next` back. Only who holds `next` takes units, so nobody holds some and waits for others that wait
+in turn: no deadlock; and one who needs many is not overtaken by those who need few. Whoever waits
+holds `next` meanwhile, so a process that releases units and asks again at once queues behind it.
 Which of several processes gets `next` is left to chance, equal for all: each tries about once a
 millisecond, at uneven intervals.
 
@@ -17,6 +19,7 @@ import stat
 import tempfile
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,7 +27,16 @@ from filelock import lock_descriptor, unlock_descriptor
 
 from langchain_swarmkv.errors import DeviceLockError
 
-__all__ = ["ProcessLock", "private_lock_dir"]
+__all__ = ["LOCK_DIR_VARIABLE", "ProcessLock", "lock_folder", "private_lock_dir"]
+
+LOCK_DIR_VARIABLE = "SWARMKV_LOCK_DIR"
+"""Environment variable: the folder for lock files where none is given."""
+_REMEDY = (
+    "Set lock_dir (of ChatSwarmKV, EngineConfig or DeviceLockManager), or the environment "
+    f"variable {LOCK_DIR_VARIABLE}, to a folder that this process can write to, on a file system "
+    "with locks (under /dev/shm, for instance). Or guard this process alone: SwarmEngine(..., "
+    "device_locks=DeviceLockManager(across_processes=False))."
+)
 
 _OPENING = threading.Lock()
 """Held while files are opened and while the process forks: a child knows every file it inherits."""
@@ -34,48 +46,87 @@ _NAMES_ITS_HOLDER = hasattr(os, "pread")
 
 
 class ProcessLock:
-    """Mutual exclusion of one device among processes, by files in `lock_dir`.
+    """Counts the units of one device among processes, by files in `lock_dir`.
 
-    Not thread safe: within a process one thread or task at a time may use it.
+    Not thread safe: one thread at a time may be in a call, and one claim at a time may ask.
 
     Args:
         lock_dir: see `private_lock_dir`.
         device: name of the device, any text.
+        units: numbers of the units that this process may take. Other processes may know others.
 
     Raises:
         DeviceLockError: the files cannot be made.
     """
 
-    def __init__(self, lock_dir: Path, device: str) -> None:
+    def __init__(self, lock_dir: Path, device: str, units: Sequence[int] = (0,)) -> None:
         stem = quote(device, safe="")
         self._next = _LockFile(lock_dir / f"{stem}.next.lock")
-        self._device = _LockFile(lock_dir / f"{stem}.device.lock")
+        self._files = {unit: _LockFile(lock_dir / f"{stem}.{unit}.lock") for unit in units}
+        self._free = list(units)
+        """Units that no claim of this process has."""
+        self._taken: list[int] = []
+        """Units that the claim at the turnstile has by now."""
         self._has_turn = False
-        self._is_held = False
+        self._in_the_way: int | None = None
 
-    def try_acquire(self) -> bool:
-        """Go one step further if possible, never blocking; True when the device is ours.
+    def check(self) -> None:
+        """See that the files can be locked.
 
-        After False, call it again (the turn at `next` may be ours by now), or call `release`.
+        Raises:
+            DeviceLockError: not on this file system.
+        """
+        if not self._has_turn and self._next.try_lock():
+            self._next.unlock()
+
+    def try_acquire(self, num_units: int = 1) -> tuple[int, ...] | None:
+        """Go one step further if possible, never blocking; the units, once they are ours.
+
+        After None, call it again (some may be ours by now), or `give_up`.
+
+        Args:
+            num_units: how many; at most those that other claims of this process leave.
         """
         if not self._has_turn:
             self._has_turn = self._next.try_lock()
-        if self._has_turn and self._device.try_lock():
-            self._is_held = True
-            self._device.sign()
-            self._give_turn_back()
-        return self._is_held
+        if not self._has_turn:
+            self._in_the_way = None
+            return None
+        for unit in [unit for unit in self._free if unit not in self._taken]:
+            if len(self._taken) == num_units:
+                break
+            if self._files[unit].try_lock():
+                self._taken.append(unit)
+            else:
+                self._in_the_way = unit
+        if len(self._taken) < num_units:
+            return None
+        units, self._taken = tuple(self._taken), []
+        for unit in units:
+            self._free.remove(unit)
+            self._files[unit].sign()
+        self._give_turn_back()
+        return units
 
-    def release(self) -> None:
-        """Give back whatever we have: the device, or our turn at `next`."""
-        if self._is_held:
-            self._is_held = False
-            self._device.unlock()
+    def release(self, units: Sequence[int] = (0,)) -> None:
+        """Give back units that `try_acquire` returned."""
+        for unit in units:
+            self._files[unit].unlock()
+        # In their order again: the same ones are tried first each time.
+        self._free = [unit for unit in self._files if unit in self._free or unit in units]
+
+    def give_up(self) -> None:
+        """Ask no longer: give back the turn at `next`, and what was taken so far."""
+        for unit in self._taken:
+            self._files[unit].unlock()
+        self._taken = []
         self._give_turn_back()
 
     def holder_pid(self) -> int | None:
-        """Process that took the device last, by its own account; None if unknown."""
-        return self._device.signer()
+        """A process that has units which we need, by its own account; None if unknown."""
+        unit = self._in_the_way
+        files = list(self._files.values()) if unit is None else [self._files[unit]]
+        return next((pid for file in files if (pid := file.signer()) is not None), None)
 
     def _give_turn_back(self) -> None:
         if self._has_turn:
@@ -130,7 +181,11 @@ class _LockFile:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         with _OPENING:
             try:
-                self._descriptor = os.open(self._path, flags, 0o600)
+                try:
+                    self._descriptor = os.open(self._path, flags, 0o600)
+                except FileNotFoundError:  # cleaned away, with its folder
+                    private_lock_dir(self._path.parent)
+                    self._descriptor = os.open(self._path, flags, 0o600)
             except OSError as error:
                 raise _unusable(self._path, error) from error
             self._finalizer = weakref.finalize(self, os.close, self._descriptor)
@@ -139,18 +194,34 @@ class _LockFile:
             _OPEN_FILES.add(self)
 
 
-def private_lock_dir(lock_dir: Path | None) -> Path:
-    """The folder for lock files, made if missing (mode 0700), refused if others could meddle.
+def lock_folder(lock_dir: Path | None) -> Path:
+    """The folder for lock files, which may not exist yet.
 
     Args:
-        lock_dir: None: `$XDG_RUNTIME_DIR/swarmkv-locks` where that is ours, else
-            `swarmkv-locks-<user id>` in the temporary directory. Processes exclude each other
-            only if they use the same folder.
+        lock_dir: None: what the environment variable SWARMKV_LOCK_DIR names, else
+            `$XDG_RUNTIME_DIR/swarmkv-locks` where that is ours, else `swarmkv-locks-<user id>` in
+            the temporary directory. Processes exclude each other only if they use the same folder.
+
+    Raises:
+        DeviceLockError: none was given, and there is no folder for temporary files.
+    """
+    try:
+        return Path(os.path.abspath(lock_dir or _default_lock_dir()))
+    except OSError as error:
+        raise DeviceLockError(
+            f"There is no folder for the lock files of devices: {error.strerror or error}. "
+            f"{_REMEDY}",
+            retryable=False,
+        ) from error
+
+
+def private_lock_dir(lock_dir: Path | None) -> Path:
+    """That folder, made if missing (mode 0700), refused if others could meddle.
 
     Raises:
         DeviceLockError: it cannot be made, it belongs to somebody else, or others may write to it.
     """
-    folder = lock_dir if lock_dir is not None else _default_lock_dir()
+    folder = lock_folder(lock_dir)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_private(folder)
@@ -160,6 +231,9 @@ def private_lock_dir(lock_dir: Path | None) -> Path:
 
 
 def _default_lock_dir() -> Path:
+    named = os.environ.get(LOCK_DIR_VARIABLE)
+    if named:
+        return Path(os.path.expanduser(named))
     if not hasattr(os, "geteuid"):
         return Path(tempfile.gettempdir()) / "swarmkv-locks"
     user = os.geteuid()
@@ -179,7 +253,7 @@ def _check_private(folder: Path) -> None:
         if owner != os.geteuid():
             raise DeviceLockError(
                 f"The folder {folder} for device locks belongs to user {owner}, and this process "
-                f"runs as user {os.geteuid()}. Give another lock_dir.",
+                f"runs as user {os.geteuid()}. Give another lock_dir, or set {LOCK_DIR_VARIABLE}.",
                 lock_dir=str(folder),
                 owner_uid=owner,
                 retryable=False,
@@ -188,7 +262,7 @@ def _check_private(folder: Path) -> None:
         raise DeviceLockError(
             f"Others may write to the folder {folder} for device locks "
             f"(mode {stat.S_IMODE(target.st_mode):04o}). Run `chmod 700` on it, or give another "
-            "lock_dir.",
+            f"lock_dir, or set {LOCK_DIR_VARIABLE}.",
             lock_dir=str(folder),
             mode=stat.S_IMODE(target.st_mode),
             retryable=False,
@@ -197,9 +271,7 @@ def _check_private(folder: Path) -> None:
 
 def _unusable(path: Path, error: OSError) -> DeviceLockError:
     return DeviceLockError(
-        f"The lock file or folder {path} cannot be used: {error.strerror or error}. Give a "
-        "lock_dir that this process can write to, on a file system with locks, or "
-        "across_processes=False.",
+        f"The lock file or folder {path} cannot be used: {error.strerror or error}. {_REMEDY}",
         path=str(path),
         retryable=False,
     )

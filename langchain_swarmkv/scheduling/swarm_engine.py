@@ -30,6 +30,7 @@ from langchain_swarmkv.errors import (
 )
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.engine_loop import EngineLoop, Stores
+from langchain_swarmkv.scheduling.process_lock import lock_folder
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
@@ -56,10 +57,11 @@ class SwarmEngine:
         snapshot_policy: what goes there by itself.
         snapshot_store: any `SnapshotStore` in place of a folder; it is owned and closed here.
         device_locks: who may use the device when; None: the one manager that all engines of this
-            process share.
+            process with the same `lock_dir` share.
 
     Raises:
         ModelError: the model cannot be loaded.
+        DeviceLockError: the folder for lock files cannot be used.
         SnapshotStorageError: the folder for snapshots cannot be used.
     """
 
@@ -92,7 +94,10 @@ class SwarmEngine:
         if snapshot_dir is not None:
             snapshot_store = DiskSnapshotStore(snapshot_dir)
         stores = Stores(MemorySnapshotStore(snapshot_memory_bytes), snapshot_store, policy)
-        self._loop = EngineLoop(engine, stores, device_locks or _process_device_locks())
+        if device_locks is None:
+            lock_dir = engine.lock_dir if isinstance(engine, EngineConfig) else None
+            device_locks = _process_device_locks(lock_folder(lock_dir))
+        self._loop = EngineLoop(engine, stores, device_locks)
         self._loop.start()
         self.facts: ModelFacts = self._loop.engine.facts
         self.limits: EngineLimits = self._loop.engine.limits
@@ -442,5 +447,5 @@ def _checked_policy(policy: SnapshotPolicy | str) -> SnapshotPolicy:
 
 
 @functools.cache
-def _process_device_locks() -> DeviceLockManager:
-    return DeviceLockManager()
+def _process_device_locks(folder: Path) -> DeviceLockManager:
+    return DeviceLockManager(lock_dir=folder)

@@ -74,7 +74,9 @@ class OneAtATime:
 
 @pytest.fixture(params=[True, False], ids=["with files", "process only"])
 def locks(request: pytest.FixtureRequest, tmp_path: Path) -> DeviceLockManager:
-    return DeviceLockManager(lock_dir=tmp_path / "locks", across_processes=request.param)
+    return DeviceLockManager(
+        lock_dir=tmp_path / "locks", across_processes=request.param, cores=range(4)
+    )
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def timed(clock: FakeClock) -> DeviceLockManager:
-    return DeviceLockManager(across_processes=False, clock=clock)
+    return DeviceLockManager(across_processes=False, cores=range(4), clock=clock)
 
 
 def device_statistics(locks: DeviceLockManager, device: str = "cpu") -> DeviceStatistics:
@@ -352,6 +354,121 @@ async def test_an_owed_owner_that_stays_away_blocks_nobody(
     clock.now += 1.0
     await use(long, 1.0)
     assert is_free(timed)
+
+
+# --- A place that is kept -------------------------------------------------------------------
+
+
+def test_who_waits_in_slices_goes_before_who_comes_later(locks: DeviceLockManager) -> None:
+    """Between two slices too, and the slices that passed are no timeouts."""
+    looked, go_on = threading.Event(), threading.Event()
+
+    def wait_in_slices() -> None:
+        with locks.enqueue("cpu", owner="patient") as place:
+            assert place.wait(0.001) is None
+            looked.set()
+            go_on.wait(GENEROUS_SECONDS)
+            lease = place.wait(GENEROUS_SECONDS)
+            assert lease is not None
+            lease.release()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with locks.acquire("cpu", owner="busy"):
+            patient = pool.submit(wait_in_slices)
+            assert looked.wait(GENEROUS_SECONDS)
+        with pytest.raises(DeviceLockTimeoutError):
+            locks.acquire_nowait("cpu", owner="busy")
+        go_on.set()
+        patient.result(GENEROUS_SECONDS)
+    assert is_free(locks)
+    assert owner_statistics(locks, "patient").num_timeouts == 0
+    assert owner_statistics(locks, "patient").wait.count == 1
+
+
+def test_a_place_that_is_left_holds_up_nobody(locks: DeviceLockManager) -> None:
+    """Left while it waits, and left when it had been granted and nobody had looked."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        lease = locks.acquire("cpu", owner="busy")
+
+        def wait_a_moment() -> None:
+            with locks.enqueue("cpu", owner="hasty") as place:
+                assert place.wait(0.001) is None
+                lease.release()
+
+        pool.submit(wait_a_moment).result(GENEROUS_SECONDS)
+    assert is_free(locks)
+
+
+# --- Cores ----------------------------------------------------------------------------------
+
+
+def test_a_cpu_is_shared_by_cores(locks: DeviceLockManager) -> None:
+    """Claims hold it together as long as their cores add up to what there is."""
+    held = [locks.acquire_nowait("cpu", owner=str(n), num_cores=n) for n in (1, 2)]
+    with pytest.raises(DeviceLockTimeoutError) as caught:
+        locks.acquire_nowait("cpu", owner="wide", num_cores=2)
+    assert caught.value.facts["holder"] == "1, 2"
+    held.append(locks.acquire_nowait("cpu", owner="last", num_cores=1))
+    statistics = device_statistics(locks)
+    assert (statistics.num_units, statistics.num_units_held) == (4, 4)
+    assert (statistics.holder, statistics.holders) == ("1", ("1", "2", "last"))
+    for lease in held:
+        lease.release()
+    assert device_statistics(locks).num_units_held == 0
+    assert is_free(locks)
+
+
+def test_no_number_and_too_many_are_all_cores(locks: DeviceLockManager) -> None:
+    """And any other device than a CPU is taken whole, whatever is asked for."""
+    for device, num_cores in (("cpu", None), ("cpu", 9), ("cpu:1", 9), ("cuda:0", 1)):
+        with locks.acquire(device, owner="a", num_cores=num_cores):
+            with pytest.raises(DeviceLockTimeoutError):
+                locks.acquire_nowait(device, owner="b", num_cores=1)
+
+
+def test_a_wide_claim_is_not_starved(timed: DeviceLockManager, clock: FakeClock) -> None:
+    """While it waits nobody who came later gets a core, though cores are free."""
+    first, second = (timed.acquire("cpu", owner=name, num_cores=1) for name in "ab")
+    granted: list[str] = []
+
+    def ask(owner: str, num_cores: int) -> None:
+        with timed.acquire("cpu", owner=owner, num_cores=num_cores):
+            granted.append(owner)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        wide = pool.submit(ask, "wide", 4)
+        eventually(lambda: device_statistics(timed).tasks_waiting == 1)
+        with pytest.raises(DeviceLockTimeoutError):
+            timed.acquire_nowait("cpu", owner="late", num_cores=1)
+        first.release()
+        late = pool.submit(ask, "late", 1)
+        eventually(lambda: device_statistics(timed).tasks_waiting == 2)
+        assert granted == []
+        second.release()
+        for one in (wide, late):
+            one.result(GENEROUS_SECONDS)
+    assert granted == ["wide", "late"]
+
+
+def test_never_more_cores_than_there_are(locks: DeviceLockManager) -> None:
+    """Claims of every width at once: all are served, and the sum never exceeds the cores."""
+    used, most_used, lock = 0, 0, threading.Lock()
+
+    def work(num_cores: int) -> None:
+        nonlocal used, most_used
+        for _ in range(25):
+            with locks.acquire("cpu", owner=f"of {num_cores}", num_cores=num_cores):
+                with lock:
+                    used += num_cores
+                    most_used = max(most_used, used)
+                time.sleep(0)
+                with lock:
+                    used -= num_cores
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [1, 1, 2, 3, 4, 1, 2, 1]))
+    assert most_used <= 4
+    assert is_free(locks)
 
 
 # --- Timeouts and self-made deadlocks -------------------------------------------------------

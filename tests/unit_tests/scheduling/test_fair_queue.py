@@ -18,8 +18,8 @@ class Simulation:
         self.grants: list[str] = []
         self.held_seconds: dict[str, float] = {}
 
-    def join(self, owner: Owner, weight: float = 1.0) -> None:
-        self.queue.join(Entry(owner, weight), self.now)
+    def join(self, owner: Owner, weight: float = 1.0, share: float = 1.0) -> None:
+        self.queue.join(Entry(owner, weight, share), self.now)
 
     def serve(self, hold_seconds: dict[str, float], *, busy: bool = True) -> str:
         """Grant, hold, release; a busy owner joins again at once, before the next grant."""
@@ -31,7 +31,7 @@ class Simulation:
         self.held_seconds[name] = self.held_seconds.get(name, 0.0) + held_seconds
         self.queue.finish(entry, held_seconds, self.now)
         if busy:
-            self.join(entry.owner, entry.weight)
+            self.join(entry.owner, entry.weight, entry.share)
         return name
 
 
@@ -73,6 +73,32 @@ def test_short_steps_make_up_for_a_long_one() -> None:
     for _ in range(102):
         simulation.serve({"prefill": 1.0, "decode": 0.02})
     assert simulation.grants.count("prefill") == 2
+
+
+def test_who_takes_a_quarter_goes_four_times_as_often() -> None:
+    """Cores times seconds are shared: four steps on one core of four weigh as much as one on all."""
+    simulation = Simulation()
+    simulation.join(Owner("wide"))
+    simulation.join(Owner("narrow"), share=0.25)
+    for _ in range(50):
+        simulation.serve({"wide": 1.0, "narrow": 1.0})
+    assert simulation.grants.count("wide") == 10
+
+
+def test_time_goes_on_while_several_hold_the_device() -> None:
+    """Whoever was idle starts level with those that held halves of it together."""
+    simulation = Simulation()
+    queue = simulation.queue
+    entries = [Entry(Owner(name), 1.0, 0.5) for name in "ab"]
+    for entry in entries:
+        queue.join(entry, 0.0)
+    assert [queue.take(0.0), queue.take(0.0)] == entries
+    for entry in entries:
+        queue.finish(entry, 10.0, 10.0)
+    assert queue.virtual_seconds == pytest.approx(7.5)  # 5 s of two, then 5 s of one
+    newcomer = Entry(Owner("c"), 1.0)
+    queue.join(newcomer, 10.0)
+    assert newcomer.owner.virtual_seconds == queue.virtual_seconds
 
 
 def test_a_newcomer_has_no_credit() -> None:

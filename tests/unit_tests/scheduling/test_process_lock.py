@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from pathlib import Path
 from langchain_swarmkv.errors import DeviceLockNotHeldError, DeviceLockTimeoutError
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 
-locks = DeviceLockManager(lock_dir=Path(sys.argv[1]))
+locks = DeviceLockManager(lock_dir=Path(sys.argv[1]), cores=range(4))
 
 def say(text):
     print(text, flush=True)
@@ -88,7 +89,7 @@ def lock_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def locks(lock_dir: Path) -> DeviceLockManager:
-    return DeviceLockManager(lock_dir=lock_dir)
+    return DeviceLockManager(lock_dir=lock_dir, cores=range(4))
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_two_managers_of_one_process_exclude_each_other(
     locks: DeviceLockManager, lock_dir: Path
 ) -> None:
     """They share no queue, but they share the files."""
-    other = DeviceLockManager(lock_dir=lock_dir)
+    other = DeviceLockManager(lock_dir=lock_dir, cores=range(4))
     with locks.acquire("cpu", owner="a"):
         with pytest.raises(DeviceLockTimeoutError) as caught:
             other.acquire("cpu", owner="b", timeout_seconds=0.01)
@@ -266,7 +267,10 @@ def test_a_waiter_that_gives_up_hands_its_turn_back(
 ) -> None:
     """After its timeout another one can be next in line."""
     with locks.acquire("cpu", owner="a"):
-        waiter, third = DeviceLockManager(lock_dir=lock_dir), ProcessLock(lock_dir, "cpu")
+        waiter, third = (
+            DeviceLockManager(lock_dir=lock_dir, cores=range(4)),
+            ProcessLock(lock_dir, "cpu"),
+        )
         with pytest.raises(DeviceLockTimeoutError):
             waiter.acquire("cpu", owner="b", timeout_seconds=0.01)
         assert not third.try_acquire()
@@ -287,6 +291,115 @@ def test_who_waits_goes_before_who_has_just_released(lock_dir: Path) -> None:
     second.release()
     assert first.try_acquire()
     first.release()
+
+
+# --- Cores ----------------------------------------------------------------------------------
+
+HOLD_CORES = """
+while (word := hear()) != "end":
+    if word == "release":
+        lease.release()
+        say("released")
+    else:
+        lease = locks.acquire("cpu", owner="child", num_cores=int(word))
+        say("held")
+"""
+
+
+def test_processes_share_the_cores(locks: DeviceLockManager, spawn: Spawn) -> None:
+    """Two that need one core and one that needs two hold a CPU of four; a fifth core is none."""
+    children = [spawn(HOLD_CORES) for _ in range(3)]
+    for child, num_cores in zip(children, (1, 1, 2), strict=True):
+        child.say(str(num_cores))
+        assert child.hear() == "held"
+    with pytest.raises(DeviceLockTimeoutError) as caught:
+        locks.acquire_nowait("cpu", owner="parent", num_cores=1)
+    pids = {f"process {child.process.pid}" for child in children}
+    assert caught.value.facts["holder"] in pids
+    children[0].say("release")
+    assert children[0].hear() == "released"
+    with locks.acquire_nowait("cpu", owner="parent", num_cores=1):
+        pass
+
+
+def test_the_cores_of_a_killed_process_are_free(locks: DeviceLockManager, spawn: Spawn) -> None:
+    """All that it held, and what it had taken while it waited for more."""
+    holder, waiter = (
+        spawn(HOLD_CORES),
+        spawn(
+            """
+        from langchain_swarmkv.scheduling.process_lock import ProcessLock
+        hear()
+        lock = ProcessLock(Path(sys.argv[1]), "cpu", range(4))
+        say(lock.try_acquire(3))
+        hear()
+        """
+        ),
+    )
+    holder.say("2")
+    assert holder.hear() == "held"
+    waiter.say()
+    assert waiter.hear() == "None"
+    for num_cores in (1, 4):
+        with pytest.raises(DeviceLockTimeoutError):
+            locks.acquire_nowait("cpu", owner="parent", num_cores=num_cores)
+    waiter.kill()
+    with locks.acquire("cpu", owner="a", num_cores=2, timeout_seconds=GENEROUS_SECONDS):
+        pass
+    holder.kill()
+    with locks.acquire("cpu", owner="parent", timeout_seconds=GENEROUS_SECONDS):
+        pass
+
+
+def test_a_wide_claim_is_not_overtaken_by_another_process(lock_dir: Path) -> None:
+    """It keeps the cores that it got, and its turn: whoever needs fewer comes after it."""
+    lock_dir.mkdir()
+    narrow, wide, late = (ProcessLock(lock_dir, "cpu", range(4)) for _ in range(3))
+    held = narrow.try_acquire(1)
+    assert held == (0,)
+    assert wide.try_acquire(4) is None
+    assert late.try_acquire(1) is None
+    narrow.release(held)
+    assert narrow.try_acquire(1) is None
+    units = wide.try_acquire(4)
+    assert units is not None
+    assert sorted(units) == [0, 1, 2, 3]
+
+
+def test_a_claim_that_gives_up_frees_what_it_had_taken(lock_dir: Path) -> None:
+    """The cores that it had while it waited for the rest, and its turn."""
+    lock_dir.mkdir()
+    holder, waiter, third = (ProcessLock(lock_dir, "cpu", range(4)) for _ in range(3))
+    assert holder.try_acquire(2) == (0, 1)
+    assert waiter.try_acquire(3) is None
+    assert third.try_acquire(2) is None
+    waiter.give_up()
+    assert third.try_acquire(2) == (2, 3)
+
+
+def test_claims_of_one_process_take_different_cores(lock_dir: Path) -> None:
+    """And give back their own, in any order."""
+    lock_dir.mkdir()
+    ours, theirs = (ProcessLock(lock_dir, "cpu", range(4)) for _ in range(2))
+    first, second = ours.try_acquire(1), ours.try_acquire(2)
+    assert first == (0,)
+    assert second == (1, 2)
+    ours.release(first)
+    assert theirs.try_acquire(3) is None
+    theirs.give_up()
+    assert ours.try_acquire(1) == (0,)
+    ours.release(second)
+    assert theirs.try_acquire(2) == (1, 2)
+
+
+def test_a_process_takes_only_cores_of_its_own(lock_dir: Path) -> None:
+    """Bound to other cores than the holder, it does not wait for it; bound to some, it does."""
+    lock_dir.mkdir()
+    low, high, middle = (ProcessLock(lock_dir, "cpu", units) for units in ((0, 1), (2, 3), (1, 2)))
+    assert low.try_acquire(2) == (0, 1)
+    assert middle.try_acquire(2) is None
+    middle.give_up()
+    assert high.try_acquire(2) == (2, 3)
 
 
 # --- Forks ----------------------------------------------------------------------------------
@@ -482,11 +595,11 @@ def test_files_that_cannot_be_made_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DeviceLockError, match="across_processes=False") as caught:
         locks.acquire("cpu", owner="a")
     assert not caught.value.retryable
-    locks = DeviceLockManager(lock_dir=tmp_path / "locks")
-    (tmp_path / "locks" / "cpu.device.lock").mkdir(parents=True)
-    with pytest.raises(DeviceLockError, match=r"cpu\.device\.lock"):
+    locks = DeviceLockManager(lock_dir=tmp_path / "locks", cores=range(4))
+    (tmp_path / "locks" / "cpu.0.lock").mkdir(parents=True)
+    with pytest.raises(DeviceLockError, match=r"cpu\.0\.lock"):
         locks.acquire("cpu", owner="a")
-    (tmp_path / "locks" / "cpu.device.lock").rmdir()
+    (tmp_path / "locks" / "cpu.0.lock").rmdir()
     locks.acquire("cpu", owner="a").release()
 
 
@@ -506,12 +619,53 @@ def test_a_failing_lock_operation_passes_the_lock_on(
     locks.acquire_nowait("cpu", owner="a").release()
 
 
+def test_a_removed_folder_is_made_anew(locks: DeviceLockManager, lock_dir: Path) -> None:
+    """Cleaners of temporary files remove it, too, under an engine that lives for weeks."""
+    locks.acquire("cpu", owner="a").release()
+    shutil.rmtree(lock_dir)
+    with locks.acquire("cpu", owner="a"):
+        assert stat.S_IMODE(lock_dir.stat().st_mode) == 0o700
+        newcomer = DeviceLockManager(lock_dir=lock_dir, cores=range(4))
+        with pytest.raises(DeviceLockTimeoutError):
+            newcomer.acquire_nowait("cpu", owner="b", num_cores=1)
+
+
+def test_a_folder_can_be_named_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It goes before the default, and a folder that is given goes before it."""
+    monkeypatch.setenv("SWARMKV_LOCK_DIR", str(tmp_path / "named"))
+    assert private_lock_dir(None) == tmp_path / "named"
+    assert private_lock_dir(tmp_path / "given") == tmp_path / "given"
+    DeviceLockManager(cores=[0]).acquire("cpu", owner="a").release()
+    assert {path.name for path in (tmp_path / "named").iterdir()} == {
+        "cpu.next.lock",
+        "cpu.0.lock",
+    }
+
+
+def test_no_temporary_folder_is_an_error_that_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container with a read-only root."""
+
+    def fail() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("SWARMKV_LOCK_DIR", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    with pytest.raises(DeviceLockError, match=r"No usable temporary .* SWARMKV_LOCK_DIR") as caught:
+        DeviceLockManager().acquire("cpu", owner="a")
+    assert not caught.value.retryable
+
+
 def test_removed_lock_files_are_made_anew(locks: DeviceLockManager, lock_dir: Path) -> None:
     """A cleaner of temporary files must not split the processes: all meet at the new file."""
     locks.acquire("cpu", owner="a").release()
     for path in lock_dir.iterdir():
         path.unlink()
-    newcomer = DeviceLockManager(lock_dir=lock_dir)
+    newcomer = DeviceLockManager(lock_dir=lock_dir, cores=range(4))
     with newcomer.acquire("cpu", owner="b"), pytest.raises(DeviceLockTimeoutError):
         locks.acquire_nowait("cpu", owner="a")
     with locks.acquire("cpu", owner="a"), pytest.raises(DeviceLockTimeoutError):
@@ -525,8 +679,8 @@ def test_a_manager_that_is_dropped_closes_its_files(lock_dir: Path) -> None:
         links = (os.path.realpath(f"/dev/fd/{name}") for name in os.listdir("/dev/fd"))
         return sum(link.startswith(str(lock_dir)) for link in links)
 
-    locks = DeviceLockManager(lock_dir=lock_dir)
+    locks = DeviceLockManager(lock_dir=lock_dir, cores=range(4))
     locks.acquire("cpu", owner="a").release()
-    assert open_lock_files() == 2
+    assert open_lock_files() == 5  # a turnstile and four cores
     del locks
     assert open_lock_files() == 0
