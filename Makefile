@@ -5,13 +5,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 TEST   ?= tests
 ARGS   ?=
-# Tests run side by side, one worker a core.
+# Tests run side by side, one worker a core, of up to 8: each may have a model in memory.
 JOBS   ?= $(CORES)
 
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST)
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 8 --dist worksteal $(TEST)
 MYPY  := $(BIN)/mypy -p langchain_swarmkv -p examples.patent_analysis -p benchmarks.fanout
 
 # Without ninja, CMake falls back to make, which compiles one file at a time unless told.

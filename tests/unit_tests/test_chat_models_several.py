@@ -22,7 +22,8 @@ from langchain_swarmkv.errors import ConfigurationError, SwarmKVError
 from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.decode_spy import DecodeSpy
-from tests.unit_tests.chat_support import Steps, chat, eventually, eventually_async, is_idle
+from tests.support.gates import Steps
+from tests.unit_tests.chat_support import chat, eventually, eventually_async, is_idle
 from tests.unit_tests.prompts.call_templates import TEMPLATES
 
 TALK: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage("Hello")]

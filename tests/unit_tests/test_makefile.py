@@ -83,6 +83,26 @@ def test_a_second_run_installs_nothing_until_the_project_file_changes(tmp_path: 
     assert make(*is_current).returncode == 1
 
 
+def test_what_is_run_is_said_once(tmp_path: Path) -> None:
+    """`make test` what TEST says, short; the others in full, of which one what is marked alone."""
+
+    def command_of(target: str) -> str:
+        arguments = (f"VENV={tmp_path}", "JOBS=3", "TEST=tests/x.py")
+        (line,) = [
+            line
+            for line in make("--dry-run", target, *arguments).stdout.splitlines()
+            if "-m pytest" in line
+        ]
+        assert "--numprocesses 3" in line
+        assert "tests/x.py" in line
+        return line
+
+    assert "TEST_LENGTH" not in command_of("test")
+    assert "-m long" not in command_of("test")
+    assert command_of("test-long") == f"TEST_LENGTH=full {command_of('test')} -m long"
+    assert command_of("test-all") == f"TEST_LENGTH=full {command_of('test')}"
+
+
 def test_help_names_every_target() -> None:
     """What `make` alone prints."""
     for target in ("demo", "test", "test-long", "test-all", "test-unit", "lint", "bench-floor"):
