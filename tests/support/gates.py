@@ -9,13 +9,12 @@ import threading
 import time
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.scheduling import prefix_cache
-from langchain_swarmkv.scheduling.request import RequestHandle
+from langchain_swarmkv.scheduling.request import Request
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots import tiers
 
@@ -63,22 +62,25 @@ class Together:
     """Holds the engine at its first step until so many requests have been submitted to it."""
 
     def __init__(self, num_requests: int) -> None:
-        self._lock = threading.Lock()
         self._num_missing = num_requests
+        self._lock = threading.Lock()
         self._are_there = threading.Event()
+        self.num_coming = 0
+        """Requests that have been submitted or are about to be."""
 
     def watch(self, engine: SwarmEngine) -> None:
-        submit = engine.submit
+        loop, submit = engine._loop, engine._loop.submit
 
-        def counted(*args: Any, **options: Any) -> RequestHandle:
-            handle = submit(*args, **options)
+        def counted(*requests: Request) -> None:
             with self._lock:
-                self._num_missing -= 1
+                self.num_coming += len(requests)
+            submit(*requests)
+            with self._lock:
+                self._num_missing -= len(requests)
                 if self._num_missing <= 0:
                     self._are_there.set()
-            return handle
 
-        engine.submit = counted  # type: ignore[method-assign]
+        loop.submit = counted  # type: ignore[method-assign]
 
     def __call__(self, batch: Batch) -> None:
         assert self._are_there.wait(PATIENCE_SECONDS), "requests are missing"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.contract import Batch
 from langchain_swarmkv.errors import ContextBudgetError
 from langchain_swarmkv.graph.budget import check_budget
+from tests.support.gates import Together
 from tests.unit_tests.graph.support import fake_llm, fan_out
 
 
@@ -33,32 +33,15 @@ class Load:
         )
 
 
-class Together:
+class BranchesTogether(Together):
     """Holds the engine at the first branch's first step until all branches have been submitted."""
 
     def __init__(self, load: Load) -> None:
-        self._num_requests = 1 + load.num_branches
-        self._num_submitted = 0
-        self._all_submitted = threading.Event()
-
-    def watch(self, model: ChatSwarmKV) -> None:
-        engine = model.engine
-        assert engine is not None
-        submit = engine.submit
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return submit(*args, **kwargs)
-            finally:
-                self._num_submitted += 1
-                if self._num_submitted == self._num_requests:
-                    self._all_submitted.set()
-
-        engine.submit = counted
+        super().__init__(1 + load.num_branches)
 
     def __call__(self, batch: Batch) -> None:
-        if batch.output_rows and self._num_submitted > 1:  # not the document's own prefill
-            assert self._all_submitted.wait(60)
+        if batch.output_rows and self.num_coming > 1:  # not the document's own prefill
+            super().__call__(batch)
 
 
 def observed(load: Load, **limits: int) -> tuple[bool, bool, int]:
@@ -67,13 +50,14 @@ def observed(load: Load, **limits: int) -> tuple[bool, bool, int]:
     Returns:
         Whether the check said that it fits; whether it ran; and how many requests ran at once.
     """
-    together = Together(load)
+    together = BranchesTogether(load)
     options: dict[str, Any] = {"max_batch_tokens": 64, "reply": "x" * 1000, **limits}
     with fake_llm(on_decode=together, **options) as model:
         graph = load.graph(model)
         verdict = check_budget(graph, document=load.document).fits
         assert verdict == check_budget(graph, document_tokens=len(load.document)).fits
-        together.watch(model)
+        assert model.engine is not None
+        together.watch(model.engine)
         try:
             # Sync nodes would share a thread pool as small as the machine.
             result = asyncio.run(graph.compile().ainvoke({"document": load.document}))
