@@ -36,6 +36,14 @@ class RecordingEngine(SwarmEngine):
         self.requests.append((tokens, handle))
         return handle
 
+    def submit_all(
+        self, tokens: Sequence[int], params: Sequence[SamplingParams], **options: Any
+    ) -> list[RequestHandle]:
+        """See `SwarmEngine.submit_all`."""
+        handles = super().submit_all(tokens, params, **options)
+        self.requests += [(tokens, handle) for handle in handles]
+        return handles
+
 
 class SwarmContender(Contender):
     """One engine for all runs; subclasses ask it. All but one setting are its defaults."""
