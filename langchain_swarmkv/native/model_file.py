@@ -36,7 +36,7 @@ _EMBEDDING_ARCHITECTURES = frozenset(
         "nomic-bert-moe",
     }
 )
-_MAX_LAYERS, _MAX_EXPERTS = 512, 512  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, llama-hparams.h
+_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS, llama-hparams.h
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NO_POOLING = 0  # enum llama_pooling_type, llama.h
 _RANKING = 4
