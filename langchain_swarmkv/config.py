@@ -219,8 +219,8 @@ class EngineConfig(BaseModel):
     """Layers to offload; -1: all of them."""
     device: str | None = None
     """Name of the device lock; None: "cpu", or "cuda:0" where layers are offloaded. Engines on
-    "cpu", or on one name that begins with "cpu:", compute side by side as far as there are cores for
-    their threads. Any other name is a device that one engine at a time has."""
+    "cpu", or on one name that begins with "cpu:", compute side by side as far as there are cores
+    for their threads. Any other name is a device that one engine at a time has."""
     lock_dir: Path | None = None
     """Folder for the files of the device lock; None: what the environment variable SWARMKV_LOCK_DIR
     names, else a folder of the user's own. Processes that compute on one device must share it."""
@@ -258,6 +258,7 @@ class EngineConfig(BaseModel):
             n_threads_batch: int | None = ...,
             n_gpu_layers: int = ...,
             device: str | None = ...,
+            lock_dir: Path | str | None = ...,
             flash_attention: FlashAttention | FlashAttentionName = ...,
             prefill_flash_attention: bool = ...,
             kv_type_k: KVType | KVTypeName = ...,

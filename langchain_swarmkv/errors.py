@@ -194,7 +194,10 @@ class RequestTimeoutError(RequestError):
     """The request's deadline passed before it finished."""
 
     timeout_seconds: float | None
-    hint = "Raise timeout_seconds, lower max_tokens, or ask for fewer branches at once."
+    hint = (
+        "Raise the limit (timeout of ChatSwarmKV, timeout_seconds of SwarmEngine and its handles), "
+        "lower max_tokens, or ask for fewer branches at once."
+    )
 
 
 class AnswerError(SwarmKVError):

@@ -21,7 +21,7 @@ from langchain_swarmkv.cli.console import (
 from langchain_swarmkv.cli.doctor_report import print_diagnosis
 from langchain_swarmkv.config import EngineConfig
 from langchain_swarmkv.doctor.diagnosis import Diagnosis, diagnose
-from langchain_swarmkv.native.model import check_gguf
+from langchain_swarmkv.native.model_file import check_model
 
 __all__ = ["doctor"]
 
@@ -60,7 +60,7 @@ def doctor(
         config = EngineConfig(
             model_path=path, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=gpu_layers
         )
-        check_gguf(config.model_path)
+        check_model(config.model_path)
         with status_on_stderr() as on_phase:
             diagnosis = diagnose(
                 config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,9 @@ class LlamaTokenizer(Tokenizer):
         model = self._handle
         if model is None:
             raise EngineClosedError(f"The tokenizer of {self.name} is closed.")
+        if model.pid != os.getpid():
+            # A forked child loads its own, if it may use llama.cpp at all.
+            model = self._handle = ModelHandle(model.path, vocab_only=True)
         return model
 
     @functools.cached_property

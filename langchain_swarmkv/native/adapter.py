@@ -14,7 +14,8 @@ from typing import BinaryIO, NamedTuple
 
 from langchain_swarmkv.errors import ModelFormatError, ModelLoadError, UnsupportedModelError
 from langchain_swarmkv.native.library import forget_errors, last_errors, library
-from langchain_swarmkv.native.model import ModelHandle, check_gguf
+from langchain_swarmkv.native.model import ModelHandle
+from langchain_swarmkv.native.model_file import check_gguf
 
 __all__ = ["load_adapter"]
 

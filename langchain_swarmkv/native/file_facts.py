@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from langchain_swarmkv.errors import ModelFormatError, UnsupportedModelError
-from langchain_swarmkv.native.model import ModelHandle, check_gguf
+from langchain_swarmkv.native.model import ModelHandle
+from langchain_swarmkv.native.model_file import check_model
 from langchain_swarmkv.native.weight_types import file_type_name
 from langchain_swarmkv.native.worker_process import run_worker
 
@@ -38,15 +39,18 @@ class FileFacts:
 def read_file_facts(path: Path) -> FileFacts:
     """Load the model, its weights too, and look.
 
-    Another process loads it first: for some damaged files llama.cpp ends the process.
+    Another process loads it first, and decodes a few tokens: for some damaged files llama.cpp ends
+    the process, at the load or at the first token.
 
     Raises:
         ModelError: the file is missing, no GGUF, damaged, or no model that generates text.
     """
-    check_gguf(path)
+    check_model(path)
     reason = run_worker("load", path)
     if reason is not None:
-        raise ModelFormatError(f"llama.cpp could not load {path}: {reason}.", path=path)
+        raise ModelFormatError(
+            f"llama.cpp could not load {path} and decode with it: {reason}.", path=path
+        )
     model = ModelHandle(path, vocab_only=False)
     try:
         if not model.is_decoder:

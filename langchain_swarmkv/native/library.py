@@ -6,30 +6,62 @@ import ctypes
 import functools
 import logging
 import os
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from langchain_swarmkv.errors import ForkedProcessError
 
-__all__ = ["forget_errors", "last_errors", "library", "library_build", "library_version"]
+__all__ = ["forget_errors", "last_errors", "library", "library_build", "library_version", "loading"]
 
 _logger = logging.getLogger("langchain_swarmkv.native")
 _GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4  # enum ggml_log_level, ggml.h
 _errors: deque[str] = deque(maxlen=20)
 _loaded_in: int | None = None
+_has_weights = False
+"""Whether a model with weights was ever loaded: from then on there are compute threads, which a
+forked child does not have."""
+_BEGINNING = threading.Lock()
+"""Held while the library or a vocabulary is loaded, and while the process forks: no child inherits
+one of them half loaded, nor a lock inside that nobody would give back."""
 
 
 def library() -> ModuleType:
     """The `llama_cpp` module, its backend initialised and its log routed to `logging`.
 
+    A forked child may go on with it if its parent had loaded vocabularies at most, on a CPU.
+
     Raises:
-        ForkedProcessError: it was loaded before this process was forked off; its compute threads
-            do not exist here, and the first call that needs them would hang.
+        ForkedProcessError: the parent of this forked process has loaded weights, or has found a
+            GPU; its threads and contexts do not exist here, and the first call that needs them
+            would hang.
     """
     if _loaded_in is not None and _loaded_in != os.getpid():
-        raise ForkedProcessError("llama.cpp was loaded by the parent process.")
+        _take_over()
     return _load()
+
+
+def _take_over() -> None:
+    """Make the library that a forked child inherited its own."""
+    global _loaded_in
+    if _has_weights or _load().llama_supports_gpu_offload():
+        raise ForkedProcessError("llama.cpp was loaded by the parent process.")
+    _loaded_in = os.getpid()
+
+
+@contextmanager
+def loading(*, weights: bool) -> Iterator[None]:
+    """Load a model within this: with its weights, or its vocabulary alone."""
+    global _has_weights
+    if weights:  # which may take minutes
+        _has_weights = True
+        yield
+        return
+    with _BEGINNING:
+        yield
 
 
 @functools.cache
@@ -41,6 +73,14 @@ def _load() -> ModuleType:
     llama_cpp.llama_backend_init()
     _loaded_in = os.getpid()
     return llama_cpp
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_BEGINNING.acquire,
+        after_in_parent=_BEGINNING.release,
+        after_in_child=_BEGINNING.release,
+    )
 
 
 def _route_log(llama_cpp: ModuleType) -> None:

@@ -10,51 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from langchain_swarmkv.errors import (
-    ForkedProcessError,
-    ModelFormatError,
-    ModelLoadError,
-    ModelNotFoundError,
-)
-from langchain_swarmkv.native.library import forget_errors, last_errors, library
+from langchain_swarmkv.errors import ForkedProcessError, ModelLoadError
+from langchain_swarmkv.native.library import forget_errors, last_errors, library, loading
+from langchain_swarmkv.native.model_file import check_model
 
-__all__ = ["ModelHandle", "check_gguf"]
-
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_HEADER_BYTES = 24  # magic, version u32, tensor count u64, key-value count u64
+__all__ = ["ModelHandle"]
 
 # enum llama_token_attr, llama.h
 ATTRIBUTE_UNKNOWN, ATTRIBUTE_CONTROL = 1 << 0, 1 << 3
 ATTRIBUTE_NORMAL, ATTRIBUTE_USER_DEFINED = 1 << 2, 1 << 4
 ATTRIBUTE_LSTRIP, ATTRIBUTE_RSTRIP = 1 << 7, 1 << 8
-
-
-def check_gguf(path: Path) -> None:
-    """Refuse what is plainly no GGUF before native code sees it.
-
-    Raises:
-        ModelNotFoundError: there is no such file.
-        ModelFormatError: it is no GGUF of a version that llama.cpp reads.
-    """
-    if not path.exists():
-        raise ModelNotFoundError(f"There is no file {path}.", path=path)
-    if not path.is_file():
-        raise ModelFormatError(f"{path} is not a file.", path=path)
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-    except OSError as error:
-        raise ModelFormatError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-    if len(header) < _HEADER_BYTES or header[:4] != _MAGIC:
-        raise ModelFormatError(
-            f"{path} is not a GGUF file: it begins with {header[:4]!r}, not {_MAGIC!r}.", path=path
-        )
-    version = int.from_bytes(header[4:8], "little")
-    if version not in _VERSIONS:
-        raise ModelFormatError(
-            f"{path} has GGUF version {version}; llama.cpp reads {_VERSIONS}.", path=path
-        )
 
 
 class ModelHandle:
@@ -63,13 +28,14 @@ class ModelHandle:
     Freed by `close`, or when the last reference is dropped.
 
     Raises:
-        ModelError: the file is missing, no GGUF, or llama.cpp refuses it.
+        ModelError: the file is missing, no GGUF, no model that writes, or llama.cpp refuses it or
+            would end the process over it.
     """
 
     def __init__(
         self, path: Path, *, vocab_only: bool, n_gpu_layers: int = 0, use_mmap: bool = True
     ) -> None:
-        check_gguf(path)
+        check_model(path)
         llama_cpp = library()
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = vocab_only
@@ -77,7 +43,8 @@ class ModelHandle:
         if not use_mmap:
             params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
         forget_errors()
-        self.pointer: Any = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        with loading(weights=not vocab_only):
+            self.pointer: Any = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:
             raise ModelLoadError(
                 f"llama.cpp could not load {path}: {last_errors() or 'no reason given'}.", path=path
@@ -85,6 +52,7 @@ class ModelHandle:
         self._free = weakref.finalize(self, _free_model, self.pointer)
         self._free.atexit = False  # the process ends anyway, and a thread may still be using it
         self.path = path
+        self.pid = os.getpid()
         self.adapters: list[tuple[Any, float]] = []
         """Pointers to what `load_adapter` loaded, and their scales; freed with the model."""
         self.vocabulary: Any = llama_cpp.llama_model_get_vocab(self.pointer)

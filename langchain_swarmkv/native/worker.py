@@ -35,7 +35,29 @@ def main(task: str, *arguments: str) -> int:
 def _load(llama_cpp: Any, path: str) -> int:
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = 0
-    return 0 if llama_cpp.llama_model_load_from_file(os.fsencode(path), params) else 1
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        return 1
+    if not llama_cpp.llama_model_has_decoder(model) or llama_cpp.llama_model_has_encoder(model):
+        return 0  # the caller says so
+    return _try_decoding(llama_cpp, model)
+
+
+def _try_decoding(llama_cpp: Any, model: Any) -> int:
+    """Decode two tokens, then one: a prefill and a step, with which some models end the process."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 256
+    params.n_threads = params.n_threads_batch = 1
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        return 1
+    for tokens in ([0, 0], [0]):
+        ids = (llama_cpp.llama_token * len(tokens))(*tokens)
+        code = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(ids, len(tokens)))
+        if code:
+            _say(f"llama_decode returned {code}")
+            return 1
+    return 0
 
 
 def _quantize(llama_cpp: Any, source: str, target: str, file_type: str, n_threads: str) -> int:

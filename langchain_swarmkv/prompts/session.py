@@ -93,6 +93,9 @@ class _Session:
         if engine is not None and not engine.closed:
             return engine
         with self._lock:
+            if self._num_seats == 0:
+                # The last seat was left while this call waited for the load of another call.
+                raise _closed()
             dead = self.loaded_engine
             if dead is not None and dead.closed:
                 # A failure ended it; the next call gets a new one.
@@ -132,6 +135,10 @@ class _Session:
     def recall(self, digest: str) -> KnownDocument | None:
         with self._documents_lock:
             return self._documents.get(digest)
+
+
+def _closed() -> EngineClosedError:
+    return EngineClosedError("The chat model is closed; make a new one, or use a copy.")
 
 
 _sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
@@ -183,7 +190,7 @@ class Seat:
             EngineClosedError: this seat was given back.
         """
         if not self._leave.alive:
-            raise EngineClosedError("The chat model is closed; make a new one, or use a copy.")
+            raise _closed()
 
     def engine(self) -> SwarmEngine:
         """The session's engine, loaded if nobody has needed it yet.

@@ -238,9 +238,10 @@ class Request:
         if self.timeout_seconds is None or now - self.submitted_at < self.timeout_seconds:
             return None
         return RequestTimeoutError(
-            f"{self.name!r} did not finish within timeout_seconds={self.timeout_seconds}: "
-            f"status {self.status.value}, {self.num_written} of {self.num_prompt_tokens} prompt "
-            f"tokens in the cache, {len(self.output_tokens)} tokens generated.",
+            f"{self.name!r} did not finish within {self.timeout_seconds:g} s: "
+            f"status {self.status.value}, {self.num_prompt_tokens - self.remaining_prompt} of "
+            f"{self.num_prompt_tokens} prompt tokens in the cache, {len(self.output_tokens)} "
+            "tokens generated.",
             timeout_seconds=self.timeout_seconds,
             num_output_tokens=len(self.output_tokens),
         )

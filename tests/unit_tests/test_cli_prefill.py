@@ -13,8 +13,10 @@ from langchain_swarmkv import (
     DiskSnapshotStore,
     EngineConfig,
     SwarmEngine,
+    UnsupportedModelError,
     document_message,
 )
+from tests.unit_tests.native.test_model_file import header_only
 from tests.unit_tests.test_cli import assert_refused, swarmkv
 
 TEXT = "A strip listens to the floor. " * 20
@@ -70,3 +72,33 @@ def test_settings_of_the_engine_can_be_given(
         ("n_threads=100000", "n_threads"),
     ):
         assert_refused(swarmkv("prefill", *asked, "--set", wrong), reason)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["prefill", "{document}", "--model"], ["demo", "--document", "{document}", "--model"]],
+    ids=["prefill", "demo"],
+)
+def test_an_embedding_model_is_refused_by_its_name(
+    document: Path, tmp_path: Path, command: list[str]
+) -> None:
+    """Before anything is counted or loaded."""
+    model = header_only(tmp_path / "embeds.gguf", "bert")
+    arguments = [word.format(document=document) for word in command]
+    assert_refused(swarmkv(*arguments, model), "an embedding model, it cannot write")
+
+
+@pytest.mark.parametrize("command", ["doctor", "optimize"])
+def test_other_commands_refuse_an_embedding_model_too(tmp_path: Path, command: str) -> None:
+    """There is nothing to measure or to convert for."""
+    model = header_only(tmp_path / "embeds.gguf", "bert")
+    assert_refused(swarmkv(command, model), "an embedding model, it cannot write")
+
+
+def test_a_chat_model_refuses_an_embedding_model(tmp_path: Path) -> None:
+    """When it counts, and when it answers."""
+    model = header_only(tmp_path / "embeds.gguf", "bert")
+    with ChatSwarmKV(model_path=model, lock_dir=tmp_path / "locks") as llm:
+        for use in (llm.get_num_tokens, llm.invoke):
+            with pytest.raises(UnsupportedModelError, match="an embedding model, it cannot write"):
+                use("text")

@@ -10,7 +10,8 @@ import llama_cpp
 import pytest
 
 from langchain_swarmkv.errors import ModelError, ModelFormatError, ModelNotFoundError
-from langchain_swarmkv.native.model import ModelHandle, check_gguf
+from langchain_swarmkv.native.model import ModelHandle
+from langchain_swarmkv.native.model_file import check_gguf
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
 
 HEADER = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)

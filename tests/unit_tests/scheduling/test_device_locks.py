@@ -421,9 +421,11 @@ def test_a_cpu_is_shared_by_cores(locks: DeviceLockManager) -> None:
 def test_no_number_and_too_many_are_all_cores(locks: DeviceLockManager) -> None:
     """And any other device than a CPU is taken whole, whatever is asked for."""
     for device, num_cores in (("cpu", None), ("cpu", 9), ("cpu:1", 9), ("cuda:0", 1)):
-        with locks.acquire(device, owner="a", num_cores=num_cores):
-            with pytest.raises(DeviceLockTimeoutError):
-                locks.acquire_nowait(device, owner="b", num_cores=1)
+        with (
+            locks.acquire(device, owner="a", num_cores=num_cores),
+            pytest.raises(DeviceLockTimeoutError),
+        ):
+            locks.acquire_nowait(device, owner="b", num_cores=1)
 
 
 def test_a_wide_claim_is_not_starved(timed: DeviceLockManager, clock: FakeClock) -> None:

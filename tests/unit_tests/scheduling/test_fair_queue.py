@@ -76,7 +76,7 @@ def test_short_steps_make_up_for_a_long_one() -> None:
 
 
 def test_who_takes_a_quarter_goes_four_times_as_often() -> None:
-    """Cores times seconds are shared: four steps on one core of four weigh as much as one on all."""
+    """Cores times seconds are shared: four steps on one core of four weigh as one on all."""
     simulation = Simulation()
     simulation.join(Owner("wide"))
     simulation.join(Owner("narrow"), share=0.25)

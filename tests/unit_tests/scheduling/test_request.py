@@ -90,9 +90,14 @@ def test_a_deadline_error_tells_how_far_it_came() -> None:
     assert request.deadline_error(1.99) is None
     error = request.deadline_error(2.0)
     assert isinstance(error, RequestTimeoutError)
-    assert "timeout_seconds=2.0" in str(error)
+    assert "within 2 s" in str(error)
     assert "4 of 10 prompt" in str(error)
     assert error.facts == {"timeout_seconds": 2.0, "num_output_tokens": 0}
+    request.num_written = 25
+    assert "10 of 10 prompt" in str(request.deadline_error(2.0))
+    (hint,) = error.__notes__
+    assert "timeout of ChatSwarmKV" in hint
+    assert "timeout_seconds of SwarmEngine" in hint
 
 
 def test_chunks_carry_the_tokens_of_their_text() -> None:
