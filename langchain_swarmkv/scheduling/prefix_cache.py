@@ -354,7 +354,7 @@ class PrefixCache:
         self, seq_id: int, tokens: TokenIds, pin: str | None, logits: Logits | None = None
     ) -> None:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
-        if pin is not None and pin in self.pins:
+        if pin is not None and pin in self.pins(self._running[seq_id]):
             pin = None
         if logits is not None:
             self._note_logits(self._running[seq_id], tokens, logits)
@@ -450,15 +450,15 @@ class PrefixCache:
 
     # -- pins and numbers ------------------------------------------------------------------------
 
-    @property
-    def pins(self) -> set[str]:
-        """All pin keys in force."""
-        return {pin for resident in self._residents.values() for pin in resident.pins}
+    def pins(self, namespace: str) -> set[str]:
+        """The pins in force of one namespace; the same name in another one is another pin."""
+        residents = self._residents.values()
+        return {pin for r in residents if r.namespace == namespace for pin in r.pins}
 
-    def release(self, pin: str) -> bool:
+    def release(self, namespace: str, pin: str) -> bool:
         """Drop a pin; its prefix stays until room is needed. False: there was no such pin."""
         for resident in self._residents.values():
-            if pin in resident.pins:
+            if resident.namespace == namespace and pin in resident.pins:
                 resident.pins.discard(pin)
                 return True
         return False
