@@ -24,7 +24,6 @@ from langchain_swarmkv.errors import (
     SwarmKVError,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
-from langchain_swarmkv.snapshots import tiers
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -225,9 +224,10 @@ class Held(DiskSnapshotStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.is_going_on = threading.Event()
+        self.is_writing, self.is_going_on = threading.Event(), threading.Event()
 
     def put(self, snapshot: KVSnapshot) -> bool:
+        self.is_writing.set()
         assert self.is_going_on.wait(WAIT_SECONDS)
         return super().put(snapshot)
 
@@ -246,16 +246,25 @@ def test_what_waits_to_be_written_is_not_queued_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_takes_no_memory_without_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What goes there by itself is left out when the queue is full; what was asked for is not."""
+    """What waits belongs to memory's limit: what goes there by itself is left out when that is
+    full, told and counted; what was asked for is not."""
     store = Held(tmp_path)
     size = snapshot_of(DOCUMENT).num_bytes
-    monkeypatch.setattr(tiers, "_MAX_QUEUED_BYTES", 2 * size)
-    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=store) as engine:
-        for name in "ABC":
+    with (
+        caplog.at_level(logging.WARNING),
+        open_swarm(
+            FakeEngine(num_cells=2000), snapshot_store=store, snapshot_memory_bytes=size + 100
+        ) as engine,
+    ):
+        engine.submit(piece("A", 400), PREFILL).result(WAIT_SECONDS)
+        assert store.is_writing.wait(WAIT_SECONDS)  # on top of what waits
+        for name in "BC":
             engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
-        assert engine.statistics().num_disk_failures == 1
+        assert engine.statistics().num_snapshots_dropped_disk_slow == 1
+        assert engine._loop._tiers._queued_bytes <= size + 100
+        assert "slower than the engine" in caplog.text
         asked = engine.submit(piece("D", 400), PREFILL, persist=True)
         store.is_going_on.set()
         asked.result(WAIT_SECONDS)
