@@ -358,9 +358,7 @@ class LlamaEngine(Engine):
             raise SequenceError("the state is damaged: its checksum differs.")
         return self._in_our_form(payload, num_tokens, is_checked=is_checked)
 
-    def _in_our_form(
-        self, payload: memoryview, num_tokens: int, *, is_checked: bool
-    ) -> memoryview:
+    def _in_our_form(self, payload: memoryview, num_tokens: int, *, is_checked: bool) -> memoryview:
         """The state as this context's attention kernel keeps it.
 
         Its checksum was right; that its form is, too, is looked at once more, for who can write a

@@ -191,7 +191,7 @@ class PairedContext(ContextHandle):
         A decode that failed leaves cells in the prefill context of a sequence that is not ahead.
         """
         self._ahead.pop(seq_id, None)
-        # NOTE: the prefill context has no scratch sequence; an id that is too high ends the process.
+        # NOTE: the prefill context has no scratch sequence, and such an id ends the process.
         if self._prefill is not None and seq_id != self._scratch:
             self._prefill.clear(seq_id)
         super().clear(seq_id)

@@ -214,9 +214,7 @@ class Seat:
         """The encoder of these settings, made once."""
         return self._session.encoder(tokenizer, chat_template, variables)
 
-    def remember(
-        self, cache_salt: str, digest: str, text: str, prefix_ids: Sequence[int]
-    ) -> None:
+    def remember(self, cache_salt: str, digest: str, text: str, prefix_ids: Sequence[int]) -> None:
         """Keep a document for `recall` with the same salt, here and at all other seats."""
         ids = np.asarray(prefix_ids, dtype=np.int32)
         self._session.remember(cache_salt, digest, KnownDocument(text, ids))

@@ -442,9 +442,7 @@ class PrefixCache:
         started = time.perf_counter()
         try:
             is_checked = self._checked.get(id(snapshot)) is snapshot
-            self._engine.restore(
-                seq_id, snapshot.state, snapshot.num_tokens, is_checked=is_checked
-            )
+            self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens, is_checked=is_checked)
         except SequenceError as error:
             # NOTE: a state that does not load will not load the next time either.
             _log.warning(

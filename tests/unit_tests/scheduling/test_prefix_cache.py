@@ -154,13 +154,21 @@ def test_pins_are_idempotent_and_released_once() -> None:
     pool = Pool()
     pool.leave(DOCUMENT, pin="a")
     pool.leave(DOCUMENT, pin="a")
-    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (1, 1, {"a"})
+    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (
+        1,
+        1,
+        {"a"},
+    )
     assert pool.cache.cells_pinned == 100
     assert pool.cache.cells_idle == 0
     assert not pool.cache.release(NAMESPACE, "b")
     assert pool.cache.release(NAMESPACE, "a")
     assert not pool.cache.release(NAMESPACE, "a")
-    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (1, 0, set())
+    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (
+        1,
+        0,
+        set(),
+    )
     assert pool.cache.cells_idle == 100
 
 
