@@ -97,7 +97,7 @@ class SnapshotTiers:
         can_cut: whether the engine can use a part of a snapshot.
         disk: the tier that outlives the process; None: there is none.
         policy: what goes to disk by itself.
-        wake: called on another thread when a reading or a writing has ended.
+        wake: called on another thread when a look, a reading or a writing has ended.
     """
 
     def __init__(
@@ -304,6 +304,7 @@ class SnapshotTiers:
         with self._lock:
             self.counters.num_dropped_no_room += 1
         self._tell(
+            "no room",
             f"A prefix of {len(tokens)} tokens left the pool without a copy, and is computed again "
             f"when it is needed: its {num_bytes} bytes have no room in snapshot_memory_bytes="
             f"{self.memory.max_bytes}."
@@ -314,7 +315,7 @@ class SnapshotTiers:
         """Count and tell a prefix that left the pool, for it could not be copied."""
         with self._lock:
             self.counters.num_dropped_no_room += 1
-        self._tell(f"A prefix of {num_tokens} tokens could not be copied: {error!r}")
+        self._tell("not copied", f"A prefix of {num_tokens} tokens could not be copied: {error!r}")
 
     def put(self, snapshot: KVSnapshot) -> bool:
         """Keep what leaves the pool. False: neither tier takes it."""
@@ -327,10 +328,8 @@ class SnapshotTiers:
 
     def has_room(self, num_bytes: float) -> bool:
         """Whether so much could be put, and nothing be lost for it that the disk does not hold."""
-        if self._policy is SnapshotPolicy.WRITE_BACK:
+        if self._policy is not SnapshotPolicy.NEVER:
             return self.memory.may_take(int(num_bytes)) or self._queue_has_room(num_bytes)
-        if self._policy is SnapshotPolicy.WRITE_THROUGH:
-            return True
         return self.memory.num_bytes + num_bytes <= self.memory.max_bytes
 
     def may_write(self, num_bytes: int) -> bool:
@@ -387,6 +386,9 @@ class SnapshotTiers:
             self.disk.remove(key)
         except BaseException as error:
             self._note_failure("removed", error)
+        else:
+            with self._lock:
+                self._refused.discard(key)
 
     def write(self, snapshot: KVSnapshot, *, must: bool = False) -> Writing | None:
         """Queue a snapshot for the disk, whatever the policy.
@@ -496,6 +498,7 @@ class SnapshotTiers:
         with self._lock:
             self.counters.num_dropped_disk_slow += 1
         self._tell(
+            "slow disk",
             f"A snapshot of {num_bytes} bytes is not written: the disk is slower than the engine, "
             f"and what waits has no room in snapshot_memory_bytes={self.memory.max_bytes}."
         )
@@ -503,15 +506,16 @@ class SnapshotTiers:
     def _note_failure(self, verb: str, error: BaseException | str) -> None:
         with self._lock:
             self.counters.num_disk_failures += 1
-        self._tell(f"A snapshot could not be {verb}: {error}")
+        text = f"A snapshot could not be {verb}: {error}"
+        self._tell(text, text)
 
-    def _tell(self, text: str) -> None:
-        """Warn, but of the same not at every step."""
+    def _tell(self, kind: str, text: str) -> None:
+        """Warn, but of the same kind not at every step: the counters have them all."""
         now = time.monotonic()
         with self._lock:
             told_at = {t: at for t, at in self._told_at.items() if now - at < _TELL_AGAIN_SECONDS}
-            self._told_at = {text: now, **told_at}
-        if text not in told_at:
+            self._told_at = {kind: now, **told_at}
+        if kind not in told_at:
             _log.warning("%s", text)
 
 
