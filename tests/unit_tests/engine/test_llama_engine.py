@@ -17,8 +17,8 @@ import pytest
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
 from langchain_swarmkv.engine import llama
 from langchain_swarmkv.engine.contract import Batch, Engine
-from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.engine.cores import available_cores
+from langchain_swarmkv.engine.fake import FakeEngine
 from langchain_swarmkv.engine.llama import _STATE_HEADER, LlamaEngine, _checksum
 from langchain_swarmkv.errors import (
     DecodeFatalError,

@@ -324,8 +324,7 @@ def test_the_engines_thread_touches_no_file(
     size = snapshot_of(DOCUMENT).num_bytes
     documents = [piece(name, 400) for name in "ABCD"]
     store = DiskSnapshotStore(tmp_path, max_bytes=3 * size + 6000)
-    # Slow enough that reading is quicker than computing.
-    fake = FakeEngine(num_cells=500, step_seconds=0.03)
+    fake = FakeEngine(num_cells=500)
     options: dict[str, Any] = {"snapshot_policy": policy, "snapshot_memory_bytes": size + 2000}
     with open_swarm(fake, snapshot_store=store, **options) as engine:
         for _ in range(2):
