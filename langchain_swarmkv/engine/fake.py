@@ -296,6 +296,8 @@ class FakeEngine(Engine):
         if not is_checked:
             self.check_state(state, num_tokens)
         payload = state[_STATE_HEADER_BYTES:]
+        if len(payload) != 4 * num_tokens:
+            raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
         if num_tokens > self._ledger.free:
             raise SequenceError(f"{num_tokens} tokens, {self._ledger.free} cells free.")
         for token in np.frombuffer(payload, dtype="<i4").tolist():

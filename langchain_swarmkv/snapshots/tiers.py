@@ -303,12 +303,13 @@ class SnapshotTiers:
                 return True
         with self._lock:
             self.counters.num_dropped_no_room += 1
-        self._tell(
-            "no room",
-            f"A prefix of {len(tokens)} tokens left the pool without a copy, and is computed again "
-            f"when it is needed: its {num_bytes} bytes have no room in snapshot_memory_bytes="
-            f"{self.memory.max_bytes}."
-        )
+        if self.memory.max_bytes:  # who set it to 0 wants nothing kept
+            self._tell(
+                "no room",
+                f"A prefix of {len(tokens)} tokens left the pool without a copy, and is computed "
+                f"again when it is needed: its {num_bytes} bytes have no room in "
+                f"snapshot_memory_bytes={self.memory.max_bytes}.",
+            )
         return False
 
     def note_uncopied(self, num_tokens: int, error: BaseException) -> None:
@@ -500,7 +501,7 @@ class SnapshotTiers:
         self._tell(
             "slow disk",
             f"A snapshot of {num_bytes} bytes is not written: the disk is slower than the engine, "
-            f"and what waits has no room in snapshot_memory_bytes={self.memory.max_bytes}."
+            f"and what waits has no room in snapshot_memory_bytes={self.memory.max_bytes}.",
         )
 
     def _note_failure(self, verb: str, error: BaseException | str) -> None:

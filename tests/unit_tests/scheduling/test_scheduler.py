@@ -1055,9 +1055,9 @@ class Scenario(RuleBasedStateMachine):
         requests = self.bench.requests
         requests[which % len(requests)].cancelled = True
 
-    @rule(pin=st.sampled_from(["p", "q"]))
-    def release(self, pin: str) -> None:
-        self.bench.scheduler.cache.release(NAMESPACE, pin)
+    @rule(pin=st.sampled_from(["p", "q"]), namespace=st.sampled_from(["plain", "salted"]))
+    def release(self, pin: str, namespace: str) -> None:
+        self.bench.scheduler.cache.release(namespace, pin)
 
     @rule(error=st.sampled_from([DecodeFatalError, DecodeAbortedError, NoRoomError]))
     def fail(self, error: type[DecodeError]) -> None:
@@ -1097,7 +1097,8 @@ class Scenario(RuleBasedStateMachine):
         for request in self.bench.requests:
             self.check_outcome(request)
         for pin in ("p", "q"):
-            self.bench.scheduler.cache.release(NAMESPACE, pin)
+            for namespace in ("plain", "salted"):
+                self.bench.scheduler.cache.release(namespace, pin)
         self.failures.clear()
         # No cell and no sequence id is lost: one request gets the whole pool, then all ids are
         # used at once.

@@ -432,7 +432,7 @@ def test_what_nobody_can_keep_is_not_copied(room: str, caplog: pytest.LogCapture
     assert (statistics.num_evictions, statistics.num_spills) == (3, 0)
     assert statistics.num_snapshots_dropped_no_room == 3
     told = [record for record in caplog.records if "snapshot_memory_bytes" in record.getMessage()]
-    assert len(told) == 1
+    assert len(told) == (0 if room == "none" else 1)  # who keeps nothing wants nothing kept
 
 
 def test_what_the_folder_can_never_hold_is_not_copied_for_it(tmp_path: Path) -> None:
@@ -572,7 +572,7 @@ def test_a_cache_that_cannot_be_emptied_closes_the_engine(tmp_path: Path) -> Non
     """A state that bricks a sequence ends this engine, with the cause, and is not read again."""
 
     class Bricked(FakeEngine):
-        def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+        def restore(self, *_: Any, **__: Any) -> None:
             raise DecodeFatalError("the sequence cannot be emptied", return_code=-1)
 
     with DiskSnapshotStore(tmp_path) as store:
