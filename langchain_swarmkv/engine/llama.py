@@ -157,7 +157,7 @@ class LlamaEngine(Engine):
         self.clear(0)
         return max(0, sizes[1] - sizes[0])
 
-    def _note_form(self, state: memoryview) -> None:
+    def _note_form(self, state: bytes) -> None:
         """Learn from a state of ours how all must be laid out, if it is of a kind that is known."""
         with suppress(SequenceError):
             parsed = SequenceState.parse(state)

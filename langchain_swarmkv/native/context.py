@@ -154,16 +154,15 @@ class ContextHandle:
         """
         head_bytes, make_head = head or (0, None)
         size = self.state_size(seq_id)
-        saved, view = _new_bytes(head_bytes + size)
-        address = ctypes.addressof(view.obj) + head_bytes
-        pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+        saved, address = _new_bytes(head_bytes + size)
+        pointer = ctypes.cast(address + head_bytes, ctypes.POINTER(ctypes.c_uint8))
         written = int(library().llama_state_seq_get_data(self.pointer, pointer, size, seq_id))
         if written != size:
             raise SequenceError(
                 f"llama.cpp wrote {written} of the {size} bytes of sequence {seq_id}."
             )
         if make_head is not None:
-            view[:head_bytes] = make_head(view[head_bytes:])
+            ctypes.memmove(address, make_head(memoryview(saved)[head_bytes:]), head_bytes)
         return saved
 
     def restore(self, seq_id: int, state: bytes | memoryview) -> bool:
@@ -233,8 +232,8 @@ def _decode_error(code: int, num_tokens: int) -> DecodeError:
     return DecodeFatalError(message, return_code=code)
 
 
-def _new_bytes(num_bytes: int) -> tuple[bytes, memoryview]:
-    """A bytes object whose content is not set yet, and a view to set it, before others see it.
+def _new_bytes(num_bytes: int) -> tuple[bytes, int]:
+    """A bytes object whose content is not set yet, and its address, to set it before others see it.
 
     CPython's API allows just that; a buffer that is copied to bytes would hold the state twice.
     """
@@ -243,7 +242,7 @@ def _new_bytes(num_bytes: int) -> tuple[bytes, memoryview]:
     saved: bytes = new(None, num_bytes)
     address = ctypes.cast(ctypes.c_char_p(saved), ctypes.c_void_p).value
     assert address is not None
-    return saved, memoryview((ctypes.c_uint8 * num_bytes).from_address(address)).cast("B")
+    return saved, address
 
 
 class _BatchArrays:

@@ -391,7 +391,7 @@ def test_pins_and_salts(engine: SwarmEngine) -> None:
     statistics = engine.statistics()
     assert (statistics.num_pinned_prefixes, statistics.cells_pinned) == (1, 100)
     assert not engine.release("other", cache_salt="a")
-        assert not engine.release("key")
+    assert not engine.release("key")
     assert engine.release("key", cache_salt="a")
     assert not engine.release("key", cache_salt="a")
     assert engine.statistics().cells_pinned == 0
