@@ -162,7 +162,9 @@ class ContextHandle:
                 f"llama.cpp wrote {written} of the {size} bytes of sequence {seq_id}."
             )
         if make_head is not None:
-            ctypes.memmove(address, make_head(memoryview(saved)[head_bytes:]), head_bytes)
+            made = make_head(memoryview(saved)[head_bytes:])
+            assert len(made) == head_bytes
+            ctypes.memmove(address, made, head_bytes)
         return saved
 
     def restore(self, seq_id: int, state: bytes | memoryview) -> bool:
