@@ -301,10 +301,11 @@ class SnapshotKeyError(SnapshotError):
 
 
 class SnapshotMismatchError(SnapshotError):
-    """The snapshot is of another model or of other settings.
+    """The snapshot is of another model or of other settings, or its parts disagree.
 
     Attributes:
-        field: of the identity, the first that differs.
+        field: of the identity, the first that differs; or `cache_salt`, `tokens`, `state`,
+            `logits`.
         expected: what this engine has there.
         seen: what the snapshot has there.
     """

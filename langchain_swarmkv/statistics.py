@@ -129,6 +129,14 @@ class EngineStatistics:
     num_disk_writes: int
     num_disk_failures: int
     """Snapshots that could not be read or written; what they hold is computed again."""
+    num_snapshots_dropped_disk_slow: int
+    """Snapshots not written, for what waits to be written had no room in host memory."""
+    num_snapshots_dropped_no_room: int
+    """Prefixes that left the pool uncopied, for neither host memory nor the disk could take one."""
+    num_snapshots_refused: int
+    """Snapshots found in host memory or on disk that did not load, and were dropped."""
+    num_snapshots_evicted: int
+    """Snapshots that left host memory for others, and are not on disk."""
     store_bytes: int
     prefill_only_tokens: int
     """Prompt tokens decoded in steps that only prefilled."""

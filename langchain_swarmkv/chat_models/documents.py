@@ -114,7 +114,7 @@ class DocumentModel(EngineModel):
         return _Document(ref, text, ids)
 
     def _remember(self, document: _Document) -> DocumentRef:
-        self._seat.remember(document.ref["digest"], document.text, document.ids)
+        self._seat.remember(self.cache_salt, document.ref["digest"], document.text, document.ids)
         return document.ref
 
     def handoff(self, messages: LanguageModelInput) -> DocumentRef:
@@ -148,13 +148,15 @@ class DocumentModel(EngineModel):
             The bytes of the file.
 
         Raises:
-            DocumentMissingError: this process has not prefilled the document.
+            DocumentMissingError: this process has not prefilled the document under this
+                `cache_salt`.
             SnapshotStorageError: the file cannot be written.
         """
-        known = self._seat.recall(ref["digest"])
+        known = self._seat.recall(self.cache_salt, ref["digest"])
         if known is None:
             raise DocumentMissingError(
-                "This process has not prefilled the document of the reference; call prefill first."
+                "This process has not prefilled the document of the reference under this "
+                "cache_salt; call prefill first."
             )
         snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
@@ -171,7 +173,8 @@ class DocumentModel(EngineModel):
         Raises:
             SnapshotKeyError: the file is encrypted, and `key` is missing or another one.
             SnapshotFormatError: the file is no snapshot, or it is damaged.
-            SnapshotMismatchError: it is of another model, of other settings or of another salt.
+            SnapshotMismatchError: it is of another model, of other settings or of another salt, or
+                its tokens and its state disagree.
             SnapshotStorageError: the file cannot be read.
         """
         path = expanded(path)
@@ -187,11 +190,14 @@ class DocumentModel(EngineModel):
     def release(self, ref: DocumentRef) -> bool:
         """Let the document be evicted. False: it was not pinned, which is harmless."""
         engine = self.engine if self.engine is not None else self._seat.loaded_engine
-        return engine is not None and engine.release(ref["digest"])
+        return engine is not None and engine.release(ref["digest"], cache_salt=self.cache_salt)
 
     def document_of(self, ref: DocumentRef) -> str | None:
-        """The text that this object, or a copy, prefilled for a reference; None: not known here."""
-        known = self._seat.recall(ref["digest"])
+        """The text that this object, or a copy with the same `cache_salt`, prefilled.
+
+        None: it is not known here.
+        """
+        known = self._seat.recall(self.cache_salt, ref["digest"])
         return None if known is None else known.text
 
 

@@ -7,8 +7,8 @@ tokens occupy **cells** of one pool. The invariant behind every call: a sequence
 exactly the positions `[0, n)`, so the next token decoded on it has position n. `fork` shares cells
 and copies none.
 
-An engine is not thread safe: one thread owns every call, except those of its `Tokenizer` and its
-`GuideCompiler`.
+An engine is not thread safe: one thread owns every call, except those of its `Tokenizer`, its
+`GuideCompiler` and `check_state`.
 Every call either does all that it says or raises and changes nothing; only `DecodeAbortedError` and
 `DecodeFatalError` leave sequences of the failed batch in doubt, and those must then be cleared.
 """
@@ -268,8 +268,30 @@ class Engine(ABC):
         """The sequence's KV state, to be given to `restore` of an engine with equal identity."""
 
     @abstractmethod
-    def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+    def state_bytes(self, seq_id: int) -> int:
+        """Bytes that `save` would return now; copies nothing."""
+
+    @abstractmethod
+    def check_state(self, state: bytes, num_tokens: int) -> None:
+        """Look whether `restore` would accept the bytes; on any thread, beside other calls.
+
+        Raises:
+            SequenceError: they are no state of this engine, are damaged, or hold another number of
+                tokens or other positions than `[0, num_tokens)`.
+        """
+
+    @abstractmethod
+    def restore(
+        self, seq_id: int, state: bytes, num_tokens: int, *, is_checked: bool = False
+    ) -> None:
         """Fill an empty sequence from `save`'s bytes. On failure the sequence is empty.
+
+        Args:
+            seq_id: an empty sequence.
+            state: of this engine, or of one with equal identity.
+            num_tokens: tokens that the state must hold.
+            is_checked: this engine has made these very bytes or restored them before, and they
+                have not left this process: damage and numbers are not looked for again.
 
         Raises:
             SequenceError: the state does not fit this engine, or there is no room.

@@ -276,13 +276,27 @@ class FakeEngine(Engine):
         payload = np.asarray(self._tokens[seq_id], dtype="<i4").tobytes()
         return _STATE_MAGIC + hashlib.sha256(payload).digest() + payload
 
-    def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
-        """See `Engine.restore`."""
-        if self.num_tokens(seq_id):
-            raise SequenceError(f"sequence {seq_id} is in use; clear it before restoring.")
+    def state_bytes(self, seq_id: int) -> int:
+        """See `Engine.state_bytes`."""
+        return _STATE_HEADER_BYTES + 4 * self.num_tokens(seq_id)
+
+    def check_state(self, state: bytes, num_tokens: int) -> None:
+        """See `Engine.check_state`."""
         head, payload = state[:_STATE_HEADER_BYTES], state[_STATE_HEADER_BYTES:]
         is_whole = head == _STATE_MAGIC + hashlib.sha256(payload).digest()
         if not is_whole or len(payload) != 4 * num_tokens:
+            raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
+
+    def restore(
+        self, seq_id: int, state: bytes, num_tokens: int, *, is_checked: bool = False
+    ) -> None:
+        """See `Engine.restore`."""
+        if self.num_tokens(seq_id):
+            raise SequenceError(f"sequence {seq_id} is in use; clear it before restoring.")
+        if not is_checked:
+            self.check_state(state, num_tokens)
+        payload = state[_STATE_HEADER_BYTES:]
+        if len(payload) != 4 * num_tokens:
             raise SequenceError(f"not a state of {num_tokens} tokens: {len(state)} bytes.")
         if num_tokens > self._ledger.free:
             raise SequenceError(f"{num_tokens} tokens, {self._ledger.free} cells free.")

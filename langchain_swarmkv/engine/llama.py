@@ -157,7 +157,7 @@ class LlamaEngine(Engine):
         self.clear(0)
         return max(0, sizes[1] - sizes[0])
 
-    def _note_form(self, state: memoryview) -> None:
+    def _note_form(self, state: bytes) -> None:
         """Learn from a state of ours how all must be laid out, if it is of a kind that is known."""
         with suppress(SequenceError):
             parsed = SequenceState.parse(state)
@@ -310,25 +310,37 @@ class LlamaEngine(Engine):
     def save(self, seq_id: int) -> bytes:
         """See `Engine.save`."""
         num_tokens = self.num_tokens(seq_id)
-        saved = self._native.save(seq_id, skip_bytes=_STATE_HEADER.size)
-        state = saved[_STATE_HEADER.size :]
         identity = bytes.fromhex(self.facts.identity.digest)
-        _STATE_HEADER.pack_into(
-            saved, 0, _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
-        )
-        return saved.tobytes()
 
-    def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+        def header(state: memoryview) -> bytes:
+            return _STATE_HEADER.pack(
+                _STATE_MAGIC, identity, num_tokens, len(state), _checksum(state)
+            )
+
+        return self._native.save(seq_id, head=(_STATE_HEADER.size, header))
+
+    def state_bytes(self, seq_id: int) -> int:
+        """See `Engine.state_bytes`."""
+        self._check_id(seq_id)
+        return _STATE_HEADER.size + self._native.state_size(seq_id)
+
+    def check_state(self, state: bytes, num_tokens: int) -> None:
+        """See `Engine.check_state`."""
+        self._checked_state(state, num_tokens, is_checked=False)
+
+    def restore(
+        self, seq_id: int, state: bytes, num_tokens: int, *, is_checked: bool = False
+    ) -> None:
         """See `Engine.restore`. All bytes are checked before llama.cpp sees one: it has asserts."""
         self._check_empty(seq_id)
-        payload = self._checked_state(state, num_tokens)
+        payload = self._checked_state(state, num_tokens, is_checked=is_checked)
         if not self._native.restore(seq_id, payload) or self.num_tokens(seq_id) != num_tokens:
             self.clear(seq_id)
             raise SequenceError(f"llama.cpp refused a state of {num_tokens} tokens.")
         if self._ledger is not None:
             self._ledger.append(seq_id, num_tokens)
 
-    def _checked_state(self, state: bytes, num_tokens: int) -> memoryview:
+    def _checked_state(self, state: bytes, num_tokens: int, *, is_checked: bool) -> memoryview:
         if len(state) < _STATE_HEADER.size:
             raise SequenceError(f"a state of {len(state)} bytes is too short to have a header.")
         magic, identity, saved_tokens, num_bytes, checksum = _STATE_HEADER.unpack_from(state)
@@ -342,11 +354,11 @@ class LlamaEngine(Engine):
                 f"the state holds {saved_tokens} tokens in {num_bytes} bytes; expected were "
                 f"{num_tokens} tokens, and there are {len(payload)} bytes."
             )
-        if _checksum(payload) != checksum:
+        if not is_checked and _checksum(payload) != checksum:
             raise SequenceError("the state is damaged: its checksum differs.")
-        return self._in_our_form(payload, num_tokens)
+        return self._in_our_form(payload, num_tokens, is_checked=is_checked)
 
-    def _in_our_form(self, payload: memoryview, num_tokens: int) -> memoryview:
+    def _in_our_form(self, payload: memoryview, num_tokens: int, *, is_checked: bool) -> memoryview:
         """The state as this context's attention kernel keeps it.
 
         Its checksum was right; that its form is, too, is looked at once more, for who can write a
@@ -361,7 +373,7 @@ class LlamaEngine(Engine):
                 f"the state has {state.num_cells} cells and {len(state.layers)} layers, and they "
                 f"are not those of {num_tokens} tokens of this model."
             )
-        if not state.is_finite:
+        if not is_checked and not state.is_finite:
             raise SequenceError("the state holds what is no number, which no model computes.")
         if state.is_transposed == self._form.is_transposed:
             return payload

@@ -7,7 +7,7 @@ the process (llama-kv-cache.cpp). Sequence ids, positions and sizes are checked 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ from langchain_swarmkv.errors import (
     InvalidBatchError,
     ModelLoadError,
     NoRoomError,
+    SequenceError,
 )
 from langchain_swarmkv.native.library import forget_errors, last_errors, library
 from langchain_swarmkv.native.model import ModelHandle
 
-__all__ = ["ContextHandle", "ContextSettings"]
+__all__ = ["ContextHandle", "ContextSettings", "Head"]
+
+Head = tuple[int, Callable[[memoryview], bytes]]
+"""How many bytes stand before a state, and what makes them from the state's."""
 
 _CELLS_STEP = 256  # llama.cpp rounds the number of cells up to this
 # enum ggml_type, ggml.h; llama_cpp does not name all of them
@@ -137,13 +141,31 @@ class ContextHandle:
         """Bytes that `save` will return."""
         return int(library().llama_state_seq_get_size(self.pointer, seq_id))
 
-    def save(self, seq_id: int, *, skip_bytes: int = 0) -> memoryview:
-        """The sequence's state, after so many bytes for the caller's own use."""
+    def save(self, seq_id: int, *, head: Head | None = None) -> bytes:
+        """The sequence's state, written once, where it stays.
+
+        Args:
+            seq_id: what to save.
+            head: its number of bytes, and what makes them from the state's; they come first.
+
+        Raises:
+            SequenceError: llama.cpp did not write as many bytes as it had announced.
+            MemoryError: the host has no room for it.
+        """
+        head_bytes, make_head = head or (0, None)
         size = self.state_size(seq_id)
-        buffer = np.empty(skip_bytes + size, dtype=np.uint8)
-        pointer = buffer[skip_bytes:].ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        saved, address = _new_bytes(head_bytes + size)
+        pointer = ctypes.cast(address + head_bytes, ctypes.POINTER(ctypes.c_uint8))
         written = int(library().llama_state_seq_get_data(self.pointer, pointer, size, seq_id))
-        return buffer[: skip_bytes + written].data
+        if written != size:
+            raise SequenceError(
+                f"llama.cpp wrote {written} of the {size} bytes of sequence {seq_id}."
+            )
+        if make_head is not None:
+            made = make_head(memoryview(saved)[head_bytes:])
+            assert len(made) == head_bytes
+            ctypes.memmove(address, made, head_bytes)
+        return saved
 
     def restore(self, seq_id: int, state: bytes | memoryview) -> bool:
         """Fill an empty sequence from `save`'s bytes; False: refused, and nothing is left of it."""
@@ -210,6 +232,19 @@ def _decode_error(code: int, num_tokens: int) -> DecodeError:
     if code == -1:
         return InvalidBatchError(message, return_code=code)
     return DecodeFatalError(message, return_code=code)
+
+
+def _new_bytes(num_bytes: int) -> tuple[bytes, int]:
+    """A bytes object whose content is not set yet, and its address, to set it before others see it.
+
+    CPython's API allows just that; a buffer that is copied to bytes would hold the state twice.
+    """
+    new: Any = ctypes.pythonapi.PyBytes_FromStringAndSize
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+    saved: bytes = new(None, num_bytes)
+    address = ctypes.cast(ctypes.c_char_p(saved), ctypes.c_void_p).value
+    assert address is not None
+    return saved, address
 
 
 class _BatchArrays:

@@ -21,7 +21,7 @@ from langchain_swarmkv.errors import (
     SequenceError,
     UnsupportedModelError,
 )
-from langchain_swarmkv.native.context import ContextHandle, ContextSettings
+from langchain_swarmkv.native.context import ContextHandle, ContextSettings, Head
 from langchain_swarmkv.native.model import ModelHandle
 from langchain_swarmkv.native.sequence_state import SequenceState
 
@@ -186,9 +186,14 @@ class PairedContext(ContextHandle):
         return super().move_down(holders, first, end, scratch)
 
     def clear(self, seq_id: int) -> None:
-        """See `ContextHandle.clear`."""
-        if self._ahead.pop(seq_id, None) is not None:
-            self._prefiller.clear(seq_id)
+        """Empty a sequence in both contexts.
+
+        A decode that failed leaves cells in the prefill context of a sequence that is not ahead.
+        """
+        self._ahead.pop(seq_id, None)
+        # NOTE: the prefill context has no scratch sequence, and such an id ends the process.
+        if self._prefill is not None and seq_id != self._scratch:
+            self._prefill.clear(seq_id)
         super().clear(seq_id)
 
     def state_size(self, seq_id: int) -> int:
@@ -196,10 +201,10 @@ class PairedContext(ContextHandle):
         self._bring_over(seq_id)
         return super().state_size(seq_id)
 
-    def save(self, seq_id: int, *, skip_bytes: int = 0) -> memoryview:
+    def save(self, seq_id: int, *, head: Head | None = None) -> bytes:
         """See `ContextHandle.save`."""
         self._bring_over(seq_id)
-        return super().save(seq_id, skip_bytes=skip_bytes)
+        return super().save(seq_id, head=head)
 
     def close(self) -> None:
         """Free both; harmless twice."""

@@ -57,7 +57,8 @@ class _Session:
         self._tokenizer: Tokenizer | None = None
         self._encoders: list[tuple[object, PromptEncoder]] = []
         self._documents_lock = threading.Lock()
-        self._documents: dict[str, KnownDocument] = {}
+        # By cache salt and digest: a copy with another salt must not recall this one's text.
+        self._documents: dict[tuple[str, str], KnownDocument] = {}
         self.loaded_engine: SwarmEngine | None = None
         with _sessions_lock:
             _sessions.add(self)
@@ -125,16 +126,16 @@ class _Session:
         self._encoders = [*self._encoders[1 - _MAX_ENCODERS :], (settings, encoder)]
         return encoder
 
-    def remember(self, digest: str, document: KnownDocument) -> None:
+    def remember(self, cache_salt: str, digest: str, document: KnownDocument) -> None:
         with self._documents_lock:
-            self._documents.pop(digest, None)
-            self._documents[digest] = document
+            self._documents.pop((cache_salt, digest), None)
+            self._documents[cache_salt, digest] = document
             if len(self._documents) > MAX_DOCUMENTS:
                 del self._documents[next(iter(self._documents))]
 
-    def recall(self, digest: str) -> KnownDocument | None:
+    def recall(self, cache_salt: str, digest: str) -> KnownDocument | None:
         with self._documents_lock:
-            return self._documents.get(digest)
+            return self._documents.get((cache_salt, digest))
 
 
 def _closed() -> EngineClosedError:
@@ -220,14 +221,14 @@ class Seat:
         """The encoder of these settings, made once."""
         return self._session.encoder(tokenizer, chat_template, variables)
 
-    def remember(self, digest: str, text: str, prefix_ids: Sequence[int]) -> None:
-        """Keep a document for `recall`, here and at all other seats."""
+    def remember(self, cache_salt: str, digest: str, text: str, prefix_ids: Sequence[int]) -> None:
+        """Keep a document for `recall` with the same salt, here and at all other seats."""
         ids = np.asarray(prefix_ids, dtype=np.int32)
-        self._session.remember(digest, KnownDocument(text, ids))
+        self._session.remember(cache_salt, digest, KnownDocument(text, ids))
 
-    def recall(self, digest: str) -> KnownDocument | None:
-        """A document, if it was remembered."""
-        return self._session.recall(digest)
+    def recall(self, cache_salt: str, digest: str) -> KnownDocument | None:
+        """A document, if it was remembered under this salt."""
+        return self._session.recall(cache_salt, digest)
 
     def __copy__(self) -> Seat:
         return self.another()

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine
@@ -258,7 +258,10 @@ class EngineLoop:
 
     def _wait_for_disk(self) -> None:
         with self._changed:
-            if not (self._inbox or self._calls or self._is_closing):
+            # Looked at anew under the lock: the disk may have answered, and woken nobody.
+            if self.scheduler.waits_for_disk and not (
+                self._inbox or self._calls or self._is_closing
+            ):
                 self._changed.wait(_DISK_SLICE_SECONDS)
         with self.scheduler.lock:
             self.scheduler.reap()
@@ -285,6 +288,8 @@ class EngineLoop:
             call.fail(EngineClosedError("The engine was closed."))
         self.engine.close()
         self._tiers.close()
+        # What was written, or lost, by closing counts too.
+        self._last_statistics = replace(self._last_statistics, **self._tiers.statistics())
 
     def _flush_residents(self) -> None:
         """Under a policy that writes, what the pool still holds goes to disk too."""

@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from langchain_swarmkv.engine.contract import Engine
 from langchain_swarmkv.errors import SequenceError
 from langchain_swarmkv.snapshots.prefix_index import PrefixIndex, TokenIds
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
-from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier
+from langchain_swarmkv.snapshots.tiers import SnapshotTiers
 
 __all__ = ["CacheCounters", "Logits", "PrefixCache", "PrefixMatch"]
 
@@ -89,6 +90,9 @@ class PrefixCache:
         self._residents: dict[int, _Resident] = {}
         self._running: dict[int, str] = {}
         self._clock = itertools.count(1)
+        # Snapshots that this cache made or has restored, by id: immutable, so while the object
+        # lives its state is the one that was looked at.
+        self._checked: WeakValueDictionary[int, KVSnapshot] = WeakValueDictionary()
         self.counters = CacheCounters()
 
     # -- looking up ------------------------------------------------------------------------------
@@ -201,20 +205,28 @@ class PrefixCache:
     def _spill(self, seq_id: int) -> None:
         namespace = self._residents[seq_id].namespace
         tokens = self._resident_index.tokens_of(seq_id)
-        if self._tiers.holds(Tier.MEMORY, namespace, tokens):
+        if not self._tiers.is_wanted(namespace, tokens, self._snapshot_bytes(seq_id)):
             return
         snapshot = self._resident_snapshot(seq_id)
         if snapshot is not None:
             self.counters.num_spills += self._tiers.put(snapshot)
 
+    def _snapshot_bytes(self, seq_id: int) -> int:
+        """`KVSnapshot.num_bytes` of the copy that could be made."""
+        logits, num_tokens = self._residents[seq_id].logits, self._ledger.num_tokens(seq_id)
+        logits_bytes = 0 if logits is None else 4 * len(logits)
+        return self._engine.state_bytes(seq_id) + logits_bytes + 4 * num_tokens
+
     def _resident_snapshot(self, seq_id: int) -> KVSnapshot | None:
         """None: the host has no room for a copy; the tokens are computed again when needed."""
         resident, tokens = self._residents[seq_id], self._resident_index.tokens_of(seq_id)
         try:
-            return self.snapshot(seq_id, resident.namespace, tokens, resident.logits)
+            snapshot = self.snapshot(seq_id, resident.namespace, tokens, resident.logits)
         except (MemoryError, SequenceError) as error:
-            _log.warning("A prefix of %d tokens could not be copied: %s", len(tokens), error)
+            self._tiers.note_uncopied(len(tokens), error)
             return None
+        self._checked[id(snapshot)] = snapshot
+        return snapshot
 
     def snapshot(
         self, seq_id: int, namespace: str, tokens: TokenIds, logits: Logits | None
@@ -354,7 +366,7 @@ class PrefixCache:
         self, seq_id: int, tokens: TokenIds, pin: str | None, logits: Logits | None = None
     ) -> None:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
-        if pin is not None and pin in self.pins:
+        if pin is not None and pin in self.pins(self._running[seq_id]):
             pin = None
         if logits is not None:
             self._note_logits(self._running[seq_id], tokens, logits)
@@ -372,13 +384,18 @@ class PrefixCache:
     def flush(self) -> None:
         """Have every resident worth saving written to disk: the engine closes."""
         for seq_id in self._residents:
-            self._write(seq_id)
+            self._write(seq_id, waits=True)
 
-    def _write(self, seq_id: int) -> None:
+    def _write(self, seq_id: int, *, waits: bool = False) -> None:
         resident, tokens = self._residents[seq_id], self._resident_index.tokens_of(seq_id)
         if not self._is_worth_saving(seq_id):
             return
-        if self._tiers.holds(Tier.DISK, resident.namespace, tokens):
+        if self._tiers.will_be_on_disk(resident.namespace, tokens):
+            return
+        num_bytes = self._snapshot_bytes(seq_id)
+        if waits:
+            self._tiers.await_room(num_bytes)
+        if not self._tiers.may_write(num_bytes):
             return
         snapshot = self._resident_snapshot(seq_id)
         if snapshot is not None:
@@ -424,15 +441,23 @@ class PrefixCache:
             return False
         started = time.perf_counter()
         try:
-            self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens)
-        except SequenceError:
+            is_checked = self._checked.get(id(snapshot)) is snapshot
+            self._engine.restore(seq_id, snapshot.state, snapshot.num_tokens, is_checked=is_checked)
+        except SequenceError as error:
             # NOTE: a state that does not load will not load the next time either.
+            _log.warning(
+                "A snapshot of %d tokens did not load, is dropped, and its tokens are computed "
+                "again: %s",
+                snapshot.num_tokens,
+                error,
+            )
             self._tiers.remove(snapshot.key)
             heapq.heappush(self._free, seq_id)
             return False
         except BaseException:
             self._tiers.remove(snapshot.key)  # the next engine must not meet it again
             raise
+        self._checked[id(snapshot)] = snapshot
         self._ledger.append(seq_id, snapshot.num_tokens)
         logits = self._usable_logits(snapshot)
         self._add_resident(seq_id, snapshot.namespace, snapshot.tokens, logits)
@@ -450,15 +475,15 @@ class PrefixCache:
 
     # -- pins and numbers ------------------------------------------------------------------------
 
-    @property
-    def pins(self) -> set[str]:
-        """All pin keys in force."""
-        return {pin for resident in self._residents.values() for pin in resident.pins}
+    def pins(self, namespace: str) -> set[str]:
+        """The pins in force of one namespace; the same name in another one is another pin."""
+        residents = self._residents.values()
+        return {pin for r in residents if r.namespace == namespace for pin in r.pins}
 
-    def release(self, pin: str) -> bool:
+    def release(self, namespace: str, pin: str) -> bool:
         """Drop a pin; its prefix stays until room is needed. False: there was no such pin."""
         for resident in self._residents.values():
-            if pin in resident.pins:
+            if resident.namespace == namespace and pin in resident.pins:
                 resident.pins.discard(pin)
                 return True
         return False

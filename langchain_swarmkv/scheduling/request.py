@@ -15,10 +15,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from typing_extensions import Self
@@ -30,7 +31,7 @@ from langchain_swarmkv.scheduling.channel import Channel
 from langchain_swarmkv.scheduling.text_stream import TextStream
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import StoredPrefix
-from langchain_swarmkv.snapshots.tiers import Fetch, Writing
+from langchain_swarmkv.snapshots.tiers import Fetch, Look, Writing
 from langchain_swarmkv.statistics import PrefixSource, RequestStatistics
 
 __all__ = [
@@ -164,6 +165,10 @@ class Request:
         """Where its prefix came back from, perhaps some steps before it is admitted."""
         self.fetch: Fetch | None = None
         """A snapshot that is being read for it, or has been."""
+        self.look: Look | None = None
+        """What the disk holds of its prompt, which another thread finds out."""
+        self.look_tokens = -1
+        """How much of the prompt was in the pool when the disk was asked; -1: it was not asked."""
         self.has_fetched = False
         """Whether one was read: it is tried once."""
         self.waits_for: tuple[Request, int] | None = None
@@ -213,12 +218,19 @@ class Request:
     @property
     def is_prefix_pending(self) -> bool:
         """Whether the prefix that this request waits for is still being computed, or read."""
-        if self.fetch is not None and not self.fetch.done():
+        if self.reading is not None and not self.reading.done():
             return True
         if self.waits_for is None:
             return False
         leader, num_tokens = self.waits_for
         return leader.status is RequestStatus.PREFILL and leader.num_written < num_tokens
+
+    @property
+    def reading(self) -> Future[Any] | None:
+        """What it waits for from the disk."""
+        if self.fetch is not None:
+            return self.fetch
+        return self.look if self.look is not None and not self.look.done() else None
 
     def take_fetched(self) -> StoredPrefix | None:
         """The snapshot that was read for it, once; None: there is none, or it could not be used."""

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from langchain_swarmkv.scheduling.prefix_cache import PrefixCache, PrefixMatch
 from langchain_swarmkv.scheduling.request import Request
 from langchain_swarmkv.snapshots.prefix_index import TokenIds
-from langchain_swarmkv.snapshots.tiers import SnapshotTiers, Tier, TierMatch
+from langchain_swarmkv.snapshots.store import FoundPrefix
+from langchain_swarmkv.snapshots.tiers import Look, SnapshotTiers, Tier, TierMatch
 from langchain_swarmkv.statistics import PrefixSource
 
 __all__ = ["MIN_SHARED_TOKENS", "Restorer"]
@@ -47,11 +48,17 @@ class Restorer:
         if stored is not None and self._cache.restore(stored.snapshot, reserved_cells):
             request.restored_from = PrefixSource.DISK
             return True
+        min_tokens = num_matched + MIN_SHARED_TOKENS
+        if request.num_prompt_tokens < min_tokens:
+            return True
+        if not self._has_looked(request, num_matched):
+            return False
         for found in self._tiers.find(
             request.namespace,
             request.token_ids,
-            num_matched + MIN_SHARED_TOKENS,
+            min_tokens,
             needs_logits=request.needs_logits,
+            on_disk=_found_by(request.look),
         ):
             if not self._is_worth_it(found, num_matched):
                 continue
@@ -62,6 +69,18 @@ class Restorer:
             if found.tier is Tier.MEMORY and self._from_memory(request, shared, reserved_cells):
                 return True
         return True
+
+    def _has_looked(self, request: Request, num_matched: int) -> bool:
+        """Whether the disk was asked for this prompt; asks it, once, and again if less is here."""
+        if request.look_tokens < 0 or num_matched < request.look_tokens:
+            request.look = self._tiers.look(
+                request.namespace,
+                request.token_ids,
+                MIN_SHARED_TOKENS,
+                needs_logits=request.needs_logits,
+            )
+            request.look_tokens = num_matched
+        return request.look is None or request.look.done()
 
     def _from_memory(self, request: Request, shared: TokenIds, reserved_cells: int) -> bool:
         stored = self._tiers.get(request.namespace, shared, len(shared))
@@ -86,3 +105,7 @@ class Restorer:
         if match.tier is Tier.DISK and reading.disk_read_bytes:
             seconds += found.num_bytes * reading.disk_read_seconds / reading.disk_read_bytes
         return seconds < prefill * (found.num_tokens - num_matched)
+
+
+def _found_by(look: Look | None) -> FoundPrefix | None:
+    return None if look is None or look.cancelled() else look.result()

@@ -131,6 +131,8 @@ class Scheduler:
         """Whether all there is to do is to wait until snapshots are read or written."""
         if self._running:
             return False
+        if any(r.look is not None and not r.look.done() for r in self._waiting):
+            return True  # those that came together start together
         reading = [request.fetch for request in self._waiting]
         writing = [request.writing for request in self._saving]
         return all(job is not None and not job.done() for job in [*reading, *writing])
@@ -200,7 +202,7 @@ class Scheduler:
             except SwarmKVError as error:
                 self._abandon(request, error)
                 continue
-            if request.waits_for is not None or request.fetch is not None:
+            if request.waits_for is not None or request.reading is not None:
                 continue
             if not admitted:
                 if self._running:
@@ -448,9 +450,10 @@ class Scheduler:
         """Take the snapshot that a request asked for, and have it written if it asked for that."""
         tokens, namespace = request.written_tokens, request.namespace
         if not request.wants_snapshot:
-            # First: a file may be there some moments before it would survive a crash.
+            # A file may be there some moments before it would survive a crash. Whether it is there
+            # already, the writer's thread looks: this one must not wait for a disk.
             request.writing = self._tiers.pending(namespace, tokens)
-            if request.writing is not None or self._tiers.is_on_disk(namespace, tokens):
+            if request.writing is not None:
                 return
         try:
             snapshot = self.cache.snapshot(request.seq_id, namespace, tokens, logits)
@@ -535,8 +538,7 @@ class Scheduler:
     def flush(self) -> None:
         """Put what the pool holds into the tiers, where the policy writes by itself."""
         if self._tiers.saves_at_the_end:
-            with self.lock:
-                self.cache.flush()
+            self.cache.flush()  # without the lock: it may wait for the disk, and nothing else runs
 
     def reset_prefix_cache(self) -> None:
         """Forget what no request and no pin holds, here and in the store."""
@@ -578,9 +580,7 @@ class Scheduler:
                 sequences_used=cache.sequences_used,
                 num_resident_prefixes=cache.num_residents,
                 num_pinned_prefixes=cache.num_pinned,
-                num_disk_reads=self._tiers.counters.num_disk_reads,
-                num_disk_writes=self._tiers.counters.num_disk_writes,
-                num_disk_failures=self._tiers.counters.num_disk_failures,
+                **self._tiers.statistics(),
                 store_bytes=self._tiers.memory.num_bytes,
                 prefill_seconds=counters.prefill_seconds,
                 decode_seconds=counters.decode_seconds,

@@ -25,6 +25,7 @@ from langchain_swarmkv.errors import (
     ConfigurationError,
     ContextBudgetError,
     InvalidRequestError,
+    SequenceError,
     SnapshotError,
     SnapshotMismatchError,
 )
@@ -136,8 +137,8 @@ class SwarmEngine:
             cache_salt: requests share prefixes only with requests of the same salt.
             keep_prefix: leave prompt and answer in the pool for later requests. False: a one-shot
                 branch, whose cells are free when it ends.
-            pin: keep the tokens resident, never evicted, until `release(pin)`. Repeating a pin
-                changes nothing.
+            pin: keep the tokens resident, never evicted, until `release(pin)` with the same
+                `cache_salt`. Repeating a pin changes nothing.
             persist: write prompt and answer to the disk, whatever the policy. The request ends
                 once they are there, and fails with SnapshotStorageError if they cannot be written.
             timeout_seconds: the request fails if it takes longer, waiting included.
@@ -299,12 +300,20 @@ class SwarmEngine:
             )
         return prefix_namespace(self.facts.identity.digest, cache_salt)
 
-    def release(self, pin: str) -> bool:
-        """Let a pinned prefix be evicted again. False: there was no such pin; harmless."""
+    def release(self, pin: str, *, cache_salt: str = "") -> bool:
+        """Let a pinned prefix be evicted again.
+
+        Args:
+            pin: its name, as given to `submit`.
+            cache_salt: that of the request that set it; each salt has pins of its own.
+
+        Returns:
+            False: there was no such pin; harmless.
+        """
         self._loop.check_process()
-        scheduler = self._loop.scheduler
+        namespace, scheduler = self._namespace(cache_salt), self._loop.scheduler
         with scheduler.lock:
-            return not self.closed and scheduler.cache.release(pin)
+            return not self.closed and scheduler.cache.release(namespace, pin)
 
     def is_resident(self, tokens: Sequence[int], cache_salt: str = "") -> bool:
         """Whether all of `tokens` lie in the pool now, ready to be forked."""
@@ -352,8 +361,8 @@ class SwarmEngine:
         """Make a snapshot one that later requests with this salt may use.
 
         Raises:
-            SnapshotMismatchError: it is of another model, of other settings or of another salt;
-                `field` says which.
+            SnapshotMismatchError: it is of another model, of other settings or of another salt, or
+                its tokens, its state and its logits do not belong together; `field` says which.
             SnapshotError: host memory has no room for it, and there is no disk.
             SnapshotStorageError: nor has the disk.
         """
@@ -374,12 +383,41 @@ class SwarmEngine:
             raise SnapshotMismatchError(
                 "The snapshot was saved under another cache_salt.", field="cache_salt"
             )
+        self._check_whole(snapshot)
         if not self._loop.insert(snapshot):
             raise SnapshotError(
                 f"There is no room in host memory for a snapshot of {snapshot.num_bytes} bytes; "
                 "raise snapshot_memory_bytes.",
                 num_bytes=snapshot.num_bytes,
             )
+
+    def _check_whole(self, snapshot: KVSnapshot) -> None:
+        """Refuse what would be found for its tokens, and would then not load."""
+        n_vocab = self.facts.n_vocab
+        if max(snapshot.tokens) >= n_vocab:
+            raise SnapshotMismatchError(
+                f"The snapshot has the token id {max(snapshot.tokens)}; the vocabulary of this "
+                f"engine has {n_vocab}.",
+                field="tokens",
+            )
+        if snapshot.num_logits not in (0, n_vocab):
+            raise SnapshotMismatchError(
+                f"The snapshot has {snapshot.num_logits} logits; this engine has {n_vocab}. "
+                "Leave them out, or take the snapshot again.",
+                field="logits",
+            )
+        if not np.isfinite(np.frombuffer(snapshot.logits or b"", dtype="<f4")).all():
+            raise SnapshotMismatchError(
+                "The snapshot's logits are not all numbers; take it again.", field="logits"
+            )
+        try:
+            self._loop.engine.check_state(snapshot.state, snapshot.num_tokens)
+        except SequenceError as error:
+            raise SnapshotMismatchError(
+                f"The snapshot's state is not one of its {snapshot.num_tokens} tokens: "
+                f"{error} Take the snapshot again.",
+                field="state",
+            ) from error
 
     def flush(self) -> None:
         """Wait until every snapshot that is on its way to the disk is there."""

@@ -157,6 +157,10 @@ class DiskSnapshotStore(SnapshotStore):
 
     # -- the contract ----------------------------------------------------------------------------
 
+    def may_take(self, num_bytes: int) -> bool:
+        """See `SnapshotStore.may_take`; compressed it may be smaller than it is."""
+        return self._compression is not None or num_bytes <= self.max_bytes
+
     def put(self, snapshot: KVSnapshot) -> bool:
         """See `SnapshotStore.put`.
 

@@ -37,6 +37,11 @@ class MemorySnapshotStore(SnapshotStore):
         self.max_bytes = max_bytes
         self.on_evict: Callable[[KVSnapshot], object] = lambda snapshot: None
         """Called with each snapshot that had to make room, under the store's lock: be quick."""
+        self.reserved_bytes: Callable[[], int] = lambda: 0
+        """Bytes of `max_bytes` that something else holds: what waits to be written. Takes no lock
+        that may be held while this store is called."""
+        self.keeps_evicted = False
+        """Whether what was evicted stays in memory, among the reserved, until it is written."""
         self._lock = threading.Lock()
         self._closed = False
         self._num_bytes = 0
@@ -52,6 +57,22 @@ class MemorySnapshotStore(SnapshotStore):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def may_take(self, num_bytes: int) -> bool:
+        """See `SnapshotStore.may_take`."""
+        with self._lock:
+            return not self._closed and self._has_room(None, num_bytes)
+
+    def _has_room(self, key: str | None, num_bytes: int) -> bool:
+        """Whether so much has room under this key beside what cannot leave."""
+        reserved_bytes = self.reserved_bytes()
+        if reserved_bytes and self.keeps_evicted:
+            # Evicting frees nothing before the queue has been written.
+            old = self._entries.get(key) if key else None
+            kept_bytes = self._num_bytes - (old.snapshot.num_bytes if old else 0)
+        else:
+            kept_bytes = self._pinned_bytes_beside(key)
+        return kept_bytes + reserved_bytes + num_bytes <= self.max_bytes
+
     def put(self, snapshot: KVSnapshot) -> bool:
         """Keep a snapshot, evicting the least recently used if room is needed."""
         key = snapshot.key
@@ -60,10 +81,10 @@ class MemorySnapshotStore(SnapshotStore):
             old = self._entries.get(key)
             if old and old.num_pins and _subject(old.snapshot) != _subject(snapshot):
                 return False
-            if self._pinned_bytes_beside(key) + snapshot.num_bytes > self.max_bytes:
+            if not self._has_room(key, snapshot.num_bytes):
                 return False
             self._drop(key)
-            self._evict_until(self.max_bytes - snapshot.num_bytes)
+            self._evict_until(self.max_bytes - self.reserved_bytes() - snapshot.num_bytes)
             self._entries[key] = _Entry(snapshot, old.num_pins if old else 0)
             self._index.insert(snapshot.namespace, snapshot.tokens, key)
             self._num_bytes += snapshot.num_bytes
@@ -141,7 +162,7 @@ class MemorySnapshotStore(SnapshotStore):
         if self._closed:
             raise SnapshotError("the snapshot store is closed")
 
-    def _pinned_bytes_beside(self, key: str) -> int:
+    def _pinned_bytes_beside(self, key: str | None) -> int:
         return sum(
             entry.snapshot.num_bytes
             for other, entry in self._entries.items()

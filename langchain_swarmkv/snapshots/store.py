@@ -77,6 +77,13 @@ class SnapshotStore(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def may_take(self, num_bytes: int) -> bool:
+        """Whether a snapshot of so many bytes is worth making for `put`.
+
+        Asked on the engine's thread: looks at nothing but this object's own fields.
+        """
+        return num_bytes <= self.max_bytes
+
     @abstractmethod
     def put(self, snapshot: KVSnapshot) -> bool:
         """Keep a snapshot as the most recently used, evicting unpinned ones if room is needed.

@@ -70,6 +70,39 @@ def ask(llm: ChatSwarmKV, *before: Any) -> AIMessage:
     return llm.invoke([*(before or (document_message(TEXT),)), QUESTION])
 
 
+def test_a_copy_with_another_salt_knows_no_document_of_this_one(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Not by its ref either: no text, no file, no pin to release; a copy with the salt has all."""
+    with open_llm(tiny_llama, cache_salt="a") as llm:
+        ref = llm.prefill([document_message(TEXT)])
+        stranger = llm.model_copy(update={"cache_salt": "b"})
+        assert stranger.document_of(ref) is None
+        with pytest.raises(DocumentMissingError, match="cache_salt"):
+            stranger.save(ref, tmp_path / "stolen")
+        assert not (tmp_path / "stolen").exists()
+        assert not stranger.release(ref)
+        friend = llm.model_copy()
+        assert friend.document_of(ref) == TEXT
+        assert friend.save(ref, tmp_path / "ours") > 0
+        assert friend.release(ref)
+
+
+def test_a_file_whose_tokens_and_state_disagree_is_refused(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The identity fits, and every digest: found by looking at the state, before it is kept."""
+    with open_llm(tiny_llama) as llm:
+        llm.save(llm.prefill([document_message(TEXT)]), tmp_path / "good")
+        good = read_snapshot(tmp_path / "good")
+        save_snapshot(tmp_path / "wrong", dataclasses.replace(good, tokens=good.tokens[:-1]))
+        before = llm.engine_statistics().store_bytes
+        with pytest.raises(SnapshotMismatchError) as caught:
+            llm.load(tmp_path / "wrong")
+        assert caught.value.facts["field"] == "state"
+        assert llm.engine_statistics().store_bytes == before
+
+
 def test_the_next_run_finds_the_document(tiny_llama: Path, folder: Path) -> None:
     """By plain calls; the answer is that of a run without snapshots."""
     with open_llm(tiny_llama) as plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from langchain_swarmkv.config import EngineConfig, FlashAttention, KVType, SamplingParams
+from langchain_swarmkv.engine import llama
 from langchain_swarmkv.engine.contract import Batch, Engine
 from langchain_swarmkv.engine.cores import available_cores
 from langchain_swarmkv.engine.fake import FakeEngine
@@ -25,6 +27,8 @@ from langchain_swarmkv.errors import (
     SequenceError,
     UnsupportedModelError,
 )
+from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
+from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.oracle import Oracle
 from tests.support.tiny_gguf import ARCHITECTURES, ATTENTION_ARCHITECTURES
 from tests.support.tolerances import F32_ROUNDING, FLASH_ROUNDING
@@ -115,6 +119,76 @@ def test_long_chunks_are_prefilled_apart(tiny_llama: Path) -> None:
     for engine in engines:
         assert engine.num_tokens(1) == 128
         engine.close()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_failed_decode_leaves_nothing_in_the_second_context(
+    is_first: bool, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleared, the sequence can be computed again: cells that stay would refuse every retry."""
+    engine = LlamaEngine(tiny_config(tiny_llama, prefill_flash_attention=True))
+    if not is_first:
+        append(engine, 0, DOCUMENT[:10])  # lent to the other context by the long chunk
+    prefiller = engine._native._prefiller  # type: ignore[attr-defined]
+    decode = prefiller.decode
+
+    def fail(*arguments: Any) -> None:
+        decode(*arguments)
+        raise DecodeFatalError("torn", return_code=-3)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefiller, "decode", fail)
+        with pytest.raises(DecodeFatalError):
+            append(engine, 0, DOCUMENT[engine.num_tokens(0) :][:80])
+    engine.clear(0)
+    assert [context.num_tokens(0) for context in (engine._native, prefiller)] == [0, 0]
+    again = append(engine, 0, DOCUMENT[:80])
+    fresh = LlamaEngine(tiny_config(tiny_llama, prefill_flash_attention=True))
+    assert np.array_equal(again, append(fresh, 0, DOCUMENT[:80]))
+    fresh.close()
+    engine.close()
+
+
+def test_a_state_is_written_once_where_it_stays(tiny_llama: Path) -> None:
+    """At no moment do two copies of it exist."""
+    engine = LlamaEngine(tiny_config(tiny_llama))
+    append(engine, 0, DOCUMENT)
+    engine.save(0)
+    tracemalloc.start()
+    try:
+        state = engine.save(0)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(state) == engine.state_bytes(0) > 100_000
+    assert len(state) <= peak_bytes < 1.5 * len(state)
+    engine.close()
+
+
+def test_untouched_bytes_of_ours_are_not_looked_through_again(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process made and kept is restored as it is; what it was given is checked once."""
+    num_checks = []
+    monkeypatch.setattr(llama, "_checksum", lambda state: num_checks.append(1) or _checksum(state))
+    other = np.roll(DOCUMENT, 1).tolist()
+    prefill = SamplingParams(max_tokens=0)
+    locks = DeviceLockManager(across_processes=False)
+    config = tiny_config(tiny_llama, n_ctx=256)
+    with SwarmEngine(config, device_locks=locks) as engine:
+        engine.submit(DOCUMENT, prefill).result(60)
+        engine.submit(other, prefill).result(60)
+        num_checks.clear()  # of saving the document
+        result = engine.submit([*DOCUMENT, 1], SamplingParams(max_tokens=2)).result(60)
+        assert result.statistics.num_cached_tokens == len(DOCUMENT)
+        assert len(num_checks) == 1  # of saving the other
+        snapshot = engine.snapshot(DOCUMENT)
+    with SwarmEngine(config, device_locks=locks) as engine:
+        engine.insert(snapshot)
+        num_checks.clear()
+        result = engine.submit([*DOCUMENT, 1], SamplingParams(max_tokens=2)).result(60)
+        assert result.statistics.num_cached_tokens == len(DOCUMENT)
+        assert len(num_checks) == 1
 
 
 def test_two_contexts_share_a_pool_without_losing_a_cell(tiny_llama: Path) -> None:

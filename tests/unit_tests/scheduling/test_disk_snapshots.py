@@ -569,7 +569,7 @@ def test_pins_and_streams_hold_what_they_use_and_let_go_on_every_path(tmp_path: 
         # B stays where it is, whatever fails beside it.
         restore = fake.restore
 
-        def torn(seq_id: int, state: bytes, num_tokens: int) -> None:
+        def torn(*_: Any, **__: Any) -> None:
             raise SequenceError("torn")
 
         fake.restore = torn  # type: ignore[method-assign]
@@ -667,6 +667,49 @@ def test_a_snapshot_of_something_else_is_refused_by_name() -> None:
         pytest.raises(SnapshotError, match="snapshot_memory_bytes"),
     ):
         small.insert(snapshot)
+
+
+def test_a_snapshot_whose_parts_disagree_is_refused_at_insert() -> None:
+    """Nothing is stored, and the error names the part; what fits goes in."""
+    with open_swarm(FakeEngine(num_cells=1000)) as engine:
+        good, other = engine.snapshot(DOCUMENT), engine.snapshot(DOCUMENT[:399])
+        logits = bytearray(good.logits or b"")
+        logits[:4] = b"\x00\x00\xc0\x7f"  # no number
+        wrong: dict[str, list[dict[str, Any]]] = {
+            "state": [
+                {"tokens": good.tokens[:-1]},
+                {"tokens": (*good.tokens, 65)},
+                {"state": other.state},
+                {"state": good.state[:-4]},
+                {"state": b"nothing of ours"},
+            ],
+            "tokens": [{"tokens": (*good.tokens[:-1], engine.facts.n_vocab)}],
+            "logits": [{"logits": good.logits[:-4]}, {"logits": bytes(logits)}],  # type: ignore[index]
+        }
+        before = engine.statistics().store_bytes
+        for field, changes in wrong.items():
+            for change in changes:
+                with pytest.raises(SnapshotMismatchError) as caught:
+                    engine.insert(dataclasses.replace(good, **change))
+                assert caught.value.facts["field"] == field, change
+        assert engine.statistics().store_bytes == before
+        engine.insert(good)
+        assert engine.statistics().store_bytes == before + good.num_bytes
+
+
+def test_pins_belong_to_a_salt() -> None:
+    """Two tenants pin under one name: both are held, and each releases its own alone."""
+    with open_swarm(FakeEngine(num_cells=1000)) as engine:
+        for salt in ("a", "b"):
+            engine.submit(DOCUMENT, PREFILL, cache_salt=salt, pin="name").result(WAIT_SECONDS)
+        assert engine.statistics().num_pinned_prefixes == 2
+        assert not engine.release("name")
+        assert engine.release("name", cache_salt="b")
+        assert not engine.release("name", cache_salt="b")
+        engine.submit(piece("other", 500), PREFILL).result(WAIT_SECONDS)
+        assert engine.is_resident(DOCUMENT, "a")
+        assert not engine.is_resident(DOCUMENT, "b")
+        assert engine.release("name", cache_salt="a")
 
 
 def test_restoring_is_left_when_computing_is_quicker(

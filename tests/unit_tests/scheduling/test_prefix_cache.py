@@ -154,13 +154,21 @@ def test_pins_are_idempotent_and_released_once() -> None:
     pool = Pool()
     pool.leave(DOCUMENT, pin="a")
     pool.leave(DOCUMENT, pin="a")
-    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins) == (1, 1, {"a"})
+    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (
+        1,
+        1,
+        {"a"},
+    )
     assert pool.cache.cells_pinned == 100
     assert pool.cache.cells_idle == 0
-    assert not pool.cache.release("b")
-    assert pool.cache.release("a")
-    assert not pool.cache.release("a")
-    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins) == (1, 0, set())
+    assert not pool.cache.release(NAMESPACE, "b")
+    assert pool.cache.release(NAMESPACE, "a")
+    assert not pool.cache.release(NAMESPACE, "a")
+    assert (pool.cache.num_residents, pool.cache.num_pinned, pool.cache.pins(NAMESPACE)) == (
+        1,
+        0,
+        set(),
+    )
     assert pool.cache.cells_idle == 100
 
 
@@ -180,7 +188,7 @@ def test_an_empty_sequence_is_not_kept() -> None:
     for pin in (None, "a"):
         pool.cache.keep(pool.open(DOCUMENT), [], pin)
     assert pool.cache.sequences_used == 0
-    assert pool.cache.pins == set()
+    assert pool.cache.pins(NAMESPACE) == set()
     pool.cache.check()
 
 
@@ -520,7 +528,7 @@ def test_what_is_needed_or_cannot_be_saved_stays() -> None:
     pool.leave(IDLE, pin="a")
     pool.cache.spill_idle([])
     assert pool.resident(IDLE)
-    pool.cache.release("a")
+    pool.cache.release(NAMESPACE, "a")
 
     for other in (
         Pool(num_cells=4000),  # moving never pays

@@ -459,7 +459,7 @@ def test_pinned_prefixes_that_fill_the_pool_are_named() -> None:
     assert error.facts == {"needed_tokens": 213, "limit_tokens": 212, "limit_name": "n_ctx"}
     assert "213" in str(error)
     assert "300 of n_ctx=512" in str(error)
-    assert bench.scheduler.cache.release("b")
+    assert bench.scheduler.cache.release(NAMESPACE, "b")
     again = bench.serve(piece("y", 193), 20)
     assert_equals_alone(again)
 
@@ -473,7 +473,7 @@ def test_pinned_prefixes_that_take_every_id_are_named() -> None:
     assert isinstance(error, ContextBudgetError)
     assert error.facts["limit_name"] == "max_sequences"
     assert "2 of max_sequences=2" in str(error)
-    assert bench.scheduler.cache.release("a")
+    assert bench.scheduler.cache.release(NAMESPACE, "a")
     assert_equals_alone(bench.serve([*piece("a", 20), 7]))
 
 
@@ -1055,9 +1055,9 @@ class Scenario(RuleBasedStateMachine):
         requests = self.bench.requests
         requests[which % len(requests)].cancelled = True
 
-    @rule(pin=st.sampled_from(["p", "q"]))
-    def release(self, pin: str) -> None:
-        self.bench.scheduler.cache.release(pin)
+    @rule(pin=st.sampled_from(["p", "q"]), namespace=st.sampled_from(["plain", "salted"]))
+    def release(self, pin: str, namespace: str) -> None:
+        self.bench.scheduler.cache.release(namespace, pin)
 
     @rule(error=st.sampled_from([DecodeFatalError, DecodeAbortedError, NoRoomError]))
     def fail(self, error: type[DecodeError]) -> None:
@@ -1097,7 +1097,8 @@ class Scenario(RuleBasedStateMachine):
         for request in self.bench.requests:
             self.check_outcome(request)
         for pin in ("p", "q"):
-            self.bench.scheduler.cache.release(pin)
+            for namespace in ("plain", "salted"):
+                self.bench.scheduler.cache.release(namespace, pin)
         self.failures.clear()
         # No cell and no sequence id is lost: one request gets the whole pool, then all ids are
         # used at once.

@@ -390,9 +390,10 @@ def test_pins_and_salts(engine: SwarmEngine) -> None:
     assert engine.submit(document, SHORT).result(WAIT_SECONDS).statistics.num_cached_tokens == 0
     statistics = engine.statistics()
     assert (statistics.num_pinned_prefixes, statistics.cells_pinned) == (1, 100)
-    assert not engine.release("other")
-    assert engine.release("key")
+    assert not engine.release("other", cache_salt="a")
     assert not engine.release("key")
+    assert engine.release("key", cache_salt="a")
+    assert not engine.release("key", cache_salt="a")
     assert engine.statistics().cells_pinned == 0
     assert engine.is_resident(document, cache_salt="a")
     with pytest.raises(InvalidRequestError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -21,10 +22,12 @@ from langchain_swarmkv.errors import (
     DecodeFatalError,
     EngineClosedError,
     InvalidRequestError,
+    RequestTimeoutError,
+    SequenceError,
+    SnapshotStorageError,
     SwarmKVError,
 )
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
-from langchain_swarmkv.snapshots import tiers
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
@@ -225,9 +228,10 @@ class Held(DiskSnapshotStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.is_going_on = threading.Event()
+        self.is_writing, self.is_going_on = threading.Event(), threading.Event()
 
     def put(self, snapshot: KVSnapshot) -> bool:
+        self.is_writing.set()
         assert self.is_going_on.wait(WAIT_SECONDS)
         return super().put(snapshot)
 
@@ -246,16 +250,28 @@ def test_what_waits_to_be_written_is_not_queued_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_takes_no_memory_without_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What goes there by itself is left out when the queue is full; what was asked for is not."""
+    """What waits belongs to memory's limit.
+
+    What goes there by itself is left out when that is full, told and counted; what was asked for is
+    not.
+    """
     store = Held(tmp_path)
     size = snapshot_of(DOCUMENT).num_bytes
-    monkeypatch.setattr(tiers, "_MAX_QUEUED_BYTES", 2 * size)
-    with open_swarm(FakeEngine(num_cells=1000), snapshot_store=store) as engine:
-        for name in "ABC":
+    with (
+        caplog.at_level(logging.WARNING),
+        open_swarm(
+            FakeEngine(num_cells=2000), snapshot_store=store, snapshot_memory_bytes=size + 100
+        ) as engine,
+    ):
+        engine.submit(piece("A", 400), PREFILL).result(WAIT_SECONDS)
+        assert store.is_writing.wait(WAIT_SECONDS)  # on top of what waits
+        for name in "BC":
             engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
-        assert engine.statistics().num_disk_failures == 1
+        assert engine.statistics().num_snapshots_dropped_disk_slow == 1
+        assert engine._loop._tiers._queued_bytes <= size + 100
+        assert "slower than the engine" in caplog.text
         asked = engine.submit(piece("D", 400), PREFILL, persist=True)
         store.is_going_on.set()
         asked.result(WAIT_SECONDS)
@@ -281,6 +297,192 @@ def test_a_persisted_answer_can_be_gone_on_with_at_once(tmp_path: Path) -> None:
     written = [*DOCUMENT, *done.token_ids][: 400 + len(done.token_ids) - 1]
     with open_swarm(FakeEngine(num_cells=1000), snapshot_dir=tmp_path) as engine:
         assert ask(engine, written).num_computed_tokens == 0
+
+
+# -- the engine's thread ---------------------------------------------------------------------------
+
+FILE_CALLS = (
+    *("stat", "lstat", "scandir", "listdir", "open", "replace", "rename", "unlink", "remove"),
+    *("utime", "fsync", "mkdir", "link", "access", "readlink"),
+)
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_the_engines_thread_touches_no_file(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups, readings, writings, evictions and removals are for other threads."""
+    seen: list[tuple[str, str]] = []
+    for name in FILE_CALLS:
+        real = getattr(os, name)
+
+        def spy(*arguments: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
+            seen.append((threading.current_thread().name, _name))
+            return _real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, spy)
+    size = snapshot_of(DOCUMENT).num_bytes
+    documents = [piece(name, 400) for name in "ABCD"]
+    store = DiskSnapshotStore(tmp_path, max_bytes=3 * size + 6000)
+    fake = FakeEngine(num_cells=500)
+    options: dict[str, Any] = {"snapshot_policy": policy, "snapshot_memory_bytes": size + 2000}
+    with open_swarm(fake, snapshot_store=store, **options) as engine:
+        for _ in range(2):
+            for document in documents:
+                ask(engine, [*document, *piece("question", 20)])
+                engine.submit(document, PREFILL, persist=True).result(WAIT_SECONDS)
+                engine.flush()
+
+        def torn(*_: Any, **__: Any) -> None:
+            raise SequenceError("torn")
+
+        monkeypatch.setattr(fake, "restore", torn)
+        ask(engine, [*documents[0], 1, *piece("question", 20)])
+        ask(engine, [*documents[2], 2, *piece("question", 20)])
+        engine.flush()
+        statistics = engine.statistics()
+    assert statistics.num_disk_reads > 0
+    assert statistics.num_disk_writes > len(documents) - 1
+    assert statistics.num_snapshots_refused > 0
+    threads = {thread for thread, _ in seen}
+    assert threads >= {"swarmkv-snapshot-finder", "swarmkv-snapshot-writer"}
+    assert [call for call in seen if call[0] == "swarmkv-engine"] == []
+
+
+def test_a_look_up_that_hangs_holds_up_nobody_who_runs(tmp_path: Path) -> None:
+    """A store of one's own may take long to find: those who run go on, and deadlines hold."""
+    is_asked, is_going_on = threading.Event(), threading.Event()
+
+    class Hanging(DiskSnapshotStore):
+        def find(self, *arguments: Any, **options: Any) -> FoundPrefix | None:
+            is_asked.set()
+            assert is_going_on.wait(WAIT_SECONDS)
+            return super().find(*arguments, **options)
+
+    options: dict[str, Any] = {"snapshot_store": Hanging(tmp_path), "snapshot_policy": "never"}
+    with open_swarm(FakeEngine(num_cells=2000), **options) as engine:
+        with pytest.raises(RequestTimeoutError):
+            engine.submit(DOCUMENT, SHORT, timeout_seconds=0.05).result(WAIT_SECONDS)
+        assert is_asked.is_set()
+        is_going_on.set()
+        ask(engine, DOCUMENT)
+
+
+# -- what is lost is told --------------------------------------------------------------------------
+
+
+def test_closing_loses_nothing_that_memory_or_the_pool_holds(tmp_path: Path) -> None:
+    """Under `write_back`, however little may wait: closing takes turns with the disk."""
+    documents = [piece(name, 400) for name in "ABCDEF"]
+    size = snapshot_of(DOCUMENT).num_bytes
+    store = Held(tmp_path)
+    engine = open_swarm(
+        FakeEngine(num_cells=1300),  # three in the pool, three in memory
+        snapshot_store=store,
+        snapshot_policy="write_back",
+        snapshot_memory_bytes=3 * size + 100,
+    )
+    for document in documents:
+        engine.submit(document, PREFILL).result(WAIT_SECONDS)
+    assert engine.statistics().num_spills == 3
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    assert store.is_writing.wait(WAIT_SECONDS)
+    store.is_going_on.set()
+    closing.join(WAIT_SECONDS)
+    statistics = engine.statistics()
+    assert statistics.num_disk_writes == 6
+    assert statistics.num_snapshots_dropped_disk_slow == 0
+    with DiskSnapshotStore(tmp_path) as after:
+        assert len(after) == 6
+
+
+def test_what_closing_could_not_write_is_counted(tmp_path: Path) -> None:
+    """The last picture of the engine has it, and the log."""
+
+    class Full(DiskSnapshotStore):
+        def put(self, snapshot: KVSnapshot) -> bool:
+            raise SnapshotStorageError("the disk is full")
+
+    with open_swarm(
+        FakeEngine(num_cells=1000), snapshot_store=Full(tmp_path), snapshot_policy="write_back"
+    ) as engine:
+        engine.submit(DOCUMENT, PREFILL).result(WAIT_SECONDS)
+    assert engine.statistics().num_disk_failures == 1
+    assert engine.statistics().num_disk_writes == 0
+
+
+@pytest.mark.parametrize("room", ["none", "less than one"])
+def test_what_nobody_can_keep_is_not_copied(room: str, caplog: pytest.LogCaptureFixture) -> None:
+    """I18: the store is asked before the bytes exist; each loss is counted, and told once."""
+    size = snapshot_of(DOCUMENT).num_bytes
+    fake = FakeEngine(num_cells=500)
+    saved: list[int] = []
+    save = fake.save
+    fake.save = lambda seq_id: saved.append(seq_id) or save(seq_id)  # type: ignore[method-assign, func-returns-value]
+    memory_bytes = 0 if room == "none" else size - 1
+    with (
+        caplog.at_level(logging.WARNING),
+        open_swarm(fake, snapshot_memory_bytes=memory_bytes) as engine,
+    ):
+        for name in "ABCD":
+            engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
+        statistics = engine.statistics()
+    assert saved == []
+    assert (statistics.num_evictions, statistics.num_spills) == (3, 0)
+    assert statistics.num_snapshots_dropped_no_room == 3
+    told = [record for record in caplog.records if "snapshot_memory_bytes" in record.getMessage()]
+    assert len(told) == (0 if room == "none" else 1)  # who keeps nothing wants nothing kept
+
+
+def test_what_the_folder_can_never_hold_is_not_copied_for_it(tmp_path: Path) -> None:
+    """Its bound is below one file."""
+    fake = FakeEngine(num_cells=500)
+    saved: list[int] = []
+    save = fake.save
+    fake.save = lambda seq_id: saved.append(seq_id) or save(seq_id)  # type: ignore[method-assign, func-returns-value]
+    store = DiskSnapshotStore(tmp_path, max_bytes=500)
+    with open_swarm(fake, snapshot_store=store, snapshot_memory_bytes=0) as engine:
+        for name in "ABC":
+            engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
+        assert engine.statistics().num_disk_failures == 3
+        assert engine.statistics().num_snapshots_dropped_no_room == 2
+    assert saved == []
+
+
+def test_what_others_drove_out_of_memory_is_counted() -> None:
+    """Nothing is silent, not even what the limit is for."""
+    size = snapshot_of(DOCUMENT).num_bytes
+    with open_swarm(FakeEngine(num_cells=500), snapshot_memory_bytes=size + 2000) as engine:
+        for name in "ABCD":
+            engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
+        assert engine.statistics().num_spills == 3
+        assert engine.statistics().num_snapshots_evicted == 2
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_a_snapshot_that_does_not_load_is_counted_and_told(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found at restore: the request is answered all the same, and the snapshot is gone."""
+    short = snapshot_of(DOCUMENT[:399])
+    wrong = dataclasses.replace(snapshot_of(DOCUMENT), state=short.state)
+    store = DiskSnapshotStore(tmp_path)
+    with (
+        caplog.at_level(logging.WARNING),
+        open_swarm(FakeEngine(num_cells=1000), snapshot_store=store) as engine,
+    ):
+        if where == "memory":
+            engine._loop._tiers.memory.put(wrong)
+        else:
+            store.put(wrong)
+        assert ask(engine, [*DOCUMENT, 1]).num_cached_tokens == 0
+        assert engine.statistics().num_snapshots_refused == 1
+        assert "did not load" in caplog.text
+        engine.flush()
+        assert wrong.key not in {file.head.key for file in store.files() if file.head} or (
+            store.get(wrong.namespace, DOCUMENT, can_cut=True).snapshot.state != short.state  # type: ignore[union-attr]
+        )
 
 
 # -- stores of one's own ---------------------------------------------------------------------------
@@ -370,7 +572,7 @@ def test_a_cache_that_cannot_be_emptied_closes_the_engine(tmp_path: Path) -> Non
     """A state that bricks a sequence ends this engine, with the cause, and is not read again."""
 
     class Bricked(FakeEngine):
-        def restore(self, seq_id: int, state: bytes, num_tokens: int) -> None:
+        def restore(self, *_: Any, **__: Any) -> None:
             raise DecodeFatalError("the sequence cannot be emptied", return_code=-1)
 
     with DiskSnapshotStore(tmp_path) as store:
