@@ -72,7 +72,7 @@ def pdf_text(path: Path) -> FileText:
     notices = list(_notices(pages, readable))
     if filled_fields:
         notices.append(
-            f"It is a form; what its {filled_fields} filled fields hold is not part of the text. "
+            f"It is a form; what its filled fields ({filled_fields}) hold is not part of the text. "
             "To have it there, print the form to a new PDF."
         )
     # Broken character maps yield lone surrogates, which no tokenizer takes.

@@ -146,8 +146,9 @@ def _replaced(text: str, data: bytes, encoding: str) -> Iterator[str]:
     if _name(encoding) == "utf-8":
         num_replaced -= data.count("\ufffd".encode())  # those of the file itself
     if num_replaced:
+        stand = "stands" if num_replaced == 1 else "stand"
         places = _count(num_replaced, "place")
-        yield f"{places} not valid {_name(encoding)}, and stand as U+FFFD."
+        yield f"{places} not valid {_name(encoding)}, and {stand} as U+FFFD."
 
 
 def _count(number: int, noun: str) -> str:

@@ -41,9 +41,9 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     `[system: instructions and document] [user: task]`: what of it is in the cache is reused, and
     what is not is computed, so that it never answers without the document.
 
-    The text, a `Document` or a list of them comes from the state: under `document_key` if that is given, else under the key that
-    the `DocumentRef` names. Where the state has only the reference (as `Send` may pass it on), the
-    text that this process prefilled for it is used.
+    The text, a `Document` or a list of them comes from the state: under `document_key` if that is
+    given, else under the key that the `DocumentRef` names. Where the state has only the reference
+    (as `Send` may pass it on), the text that this process prefilled for it is used.
 
     Tokens go out on the `messages` stream, and one `analyst` event at the end on `custom`. Where
     much of a prefilled document had to be computed again, a `warning` comes once a run.

@@ -333,11 +333,9 @@ def test_the_example_is_found_inside_an_installed_wheel(tmp_path: Path, document
     shutil.copytree(ROOT / "langchain_swarmkv", package, ignore=no_caches)
     example = package / "examples" / "patent_analysis"
     shutil.copytree(ROOT / "examples" / "patent_analysis", example, ignore=no_caches)
-    (example / "reader.py").write_text(
+    (example / "__init__.py").write_text(
         "from langchain_swarmkv import SwarmKVError\n"
-        "DISCLOSURE = None\n"
-        "def read_document(path):\n"
-        "    raise SwarmKVError('read by the copy in the wheel')\n"
+        "raise SwarmKVError('read by the copy in the wheel')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     process = swarmkv_process("demo", cwd=tmp_path, env=environment)
