@@ -58,6 +58,8 @@ def guess_encoding(data: bytes) -> Guess | None:
     languages are written; what none of them explains is left to charset-normalizer.
     """
     sample = _sample(data)
+    if {byte for byte in sample if byte >= 0x80} == {0xFF}:
+        return Guess("utf_8", "")  # erased memory; no language has a text with this letter alone
     texts: dict[str, str] = {}
     best, best_score = Guess("utf_8", ""), _utf8_score(sample)
     for writing in WRITINGS:
@@ -123,7 +125,7 @@ def _wide_scores(sample: bytes) -> Iterator[tuple[float, str]]:
 def _is_wide(sample: bytes) -> bool:
     """Whether two bytes make a character: one of the two is the same all over, or both vary."""
     odd, even = (num_controls(sample[start::2].decode("latin-1")) for start in (0, 1))
-    if max(odd, even) * 20 >= len(sample) and max(odd, even) >= 4 * min(odd, even):
+    if max(odd, even) * 20 >= len(sample) and max(odd, even) >= 2 * min(odd, even):
         return True  # an alphabet: its number, or 0 for ASCII
     return sum(byte >= 0x80 for byte in sample) * 20 >= len(sample)
 

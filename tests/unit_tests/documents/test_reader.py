@@ -166,7 +166,7 @@ def test_a_binary_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A picture or a program with the suffix of a text is not fed to the model."""
     path = tmp_path / "binary.txt"
     path.write_bytes(content)
-    with pytest.raises(DocumentError, match="is a (picture|program)|is a GGUF model"):
+    with pytest.raises(DocumentError, match=r"is a (picture|program)|is a GGUF model"):
         read_document(path)
 
 
