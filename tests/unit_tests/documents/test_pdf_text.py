@@ -132,7 +132,7 @@ def test_glyphs_that_only_have_numbers_for_names_are_refused(tmp_path: Path) -> 
 
 def test_a_scan_is_refused_and_ocr_is_named(tmp_path: Path) -> None:
     """Pages of pictures."""
-    with pytest.raises(Unreadable, match="hold no text.*ocrmypdf"):
+    with pytest.raises(Unreadable, match=r"hold no text.*ocrmypdf"):
         pdf_text(pdf(tmp_path / "a.pdf", [SQUARE, SQUARE]))
 
 
