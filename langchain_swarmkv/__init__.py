@@ -18,6 +18,7 @@ from langchain_swarmkv.config import (
     SamplingParams,
     SnapshotPolicy,
 )
+from langchain_swarmkv.documents.reader import DocumentWarning, read_document
 from langchain_swarmkv.engine.contract import (
     Batch,
     Engine,
@@ -40,6 +41,7 @@ from langchain_swarmkv.errors import (
     DeviceLockError,
     DeviceLockNotHeldError,
     DeviceLockTimeoutError,
+    DocumentError,
     DocumentMissingError,
     EngineClosedError,
     EngineError,
@@ -131,9 +133,11 @@ __all__ = [
     "DeviceLockTimeoutError",
     "DeviceStatistics",
     "DiskSnapshotStore",
+    "DocumentError",
     "DocumentMissingError",
     "DocumentNode",
     "DocumentRef",
+    "DocumentWarning",
     "Engine",
     "EngineClosedError",
     "EngineConfig",
@@ -203,4 +207,5 @@ __all__ = [
     "check_budget",
     "document_message",
     "merge_findings",
+    "read_document",
 ]

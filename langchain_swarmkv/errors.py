@@ -11,6 +11,7 @@
     │   ├── ChatTemplateError         the chat template refused or failed
     │   ├── UnsupportedContentError   a message part this model cannot take
     │   └── DocumentMissingError      neither the cache nor the state has the document
+    ├── DocumentError                 a file cannot be read as a document
     ├── RequestError
     │   ├── InvalidRequestError       empty prompt, token id out of range, ...
     │   ├── GrammarError              the grammar or guide cannot be used, or ran dry
@@ -63,6 +64,7 @@ __all__ = [
     "DeviceLockError",
     "DeviceLockNotHeldError",
     "DeviceLockTimeoutError",
+    "DocumentError",
     "DocumentMissingError",
     "EngineClosedError",
     "EngineError",
@@ -164,6 +166,10 @@ class UnsupportedContentError(PromptError):
 
 class DocumentMissingError(PromptError):
     """A document reference was given, but neither cache nor state has its text."""
+
+
+class DocumentError(SwarmKVError, ValueError):
+    """A file cannot be read as a document; `path` says which, and `reason` why."""
 
 
 class RequestError(SwarmKVError):

@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -23,12 +24,14 @@ from langchain_swarmkv.errors import ConfigurationError, ModelError, SwarmKVErro
 
 __all__ = [
     "DEFAULT_MODEL_NOTE",
+    "DocumentEncoding",
     "check_distinct",
     "check_writable",
     "companion",
     "default_model",
     "errors_in_one_line",
     "failure",
+    "notice_on_stderr",
     "status_on_stderr",
     "write_text",
 ]
@@ -37,6 +40,14 @@ DEFAULT_MODEL_NOTE = (
     "The default model has 135 million parameters: it shows the plumbing and the speed, "
     "not the prose. Give --model a larger GGUF for answers worth reading."
 )
+DocumentEncoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What the document's text is encoded in: utf-8, cp1252, gb18030, ... Without it that "
+        "is found out.",
+    ),
+]
 _INPUT_ERRORS = (ValueError, ModelError)
 """Those of our errors that blame what the user gave; any other is a failed run."""
 
@@ -92,6 +103,11 @@ def failure(message: str, code: int) -> typer.Exit:
     line = " ".join(message.split())
     Console(stderr=True).print(f"error: {line}", markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(code)
+
+
+def notice_on_stderr(text: str) -> None:
+    """Tell what was guessed or lost while a document was read."""
+    Console(stderr=True).print(f"notice: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

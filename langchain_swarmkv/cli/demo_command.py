@@ -14,13 +14,16 @@ from rich.console import Console
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.cli.console import (
     DEFAULT_MODEL_NOTE,
+    DocumentEncoding,
     check_distinct,
     check_writable,
     companion,
     default_model,
     errors_in_one_line,
+    notice_on_stderr,
     write_text,
 )
+from langchain_swarmkv.documents import read_document
 
 __all__ = ["demo"]
 
@@ -33,6 +36,7 @@ def demo(
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file; without it, SmolLM2-135M-Instruct.")
     ] = None,
+    encoding: DocumentEncoding = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each answer.")] = 128,
     n_ctx: Annotated[
         int, typer.Option(min=1, help="Tokens that document, tasks and answers share.")
@@ -57,8 +61,8 @@ def demo(
         for out in outputs:
             check_writable(out)
         check_distinct([path for path in (document, model) if path], outputs)
-        reader = _example("reader")
-        text = reader.read_document(document or reader.DISCLOSURE)
+        path = document or companion("examples", "patent_analysis").DISCLOSURE
+        read = read_document(path, encoding=encoding, on_notice=notice_on_stderr)
         note = "" if model else DEFAULT_MODEL_NOTE
         llm = ChatSwarmKV(
             model_path=model or default_model(),
@@ -69,15 +73,17 @@ def demo(
         )
         display = _example("display").display_for(Console(stderr=True))
         with llm:
-            analysis = asyncio.run(_example("run").analyse(llm, text, display))
+            analysis = asyncio.run(_example("run").analyse(llm, read.page_content, display))
         try:
             _example("summary").print_analysis(Console(), analysis, note)
         finally:  # stdout may be a pipe to `head`, which ends before the report does
             if json_out:
-                measured = json.dumps(analysis.to_dict(), indent=2, ensure_ascii=False)
+                found = {**analysis.to_dict(), "document_source": read.metadata}
+                measured = json.dumps(found, indent=2, ensure_ascii=False)
                 write_text(json_out, measured + "\n")
             if html_out:
-                write_text(html_out, _example("page").render_page(analysis, note))
+                notes = " ".join([*read.metadata["notices"], note]).strip()
+                write_text(html_out, _example("page").render_page(analysis, notes))
 
 
 def _example(module: str) -> ModuleType:

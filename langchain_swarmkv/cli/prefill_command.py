@@ -18,9 +18,15 @@ from rich.progress import (
 )
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
-from langchain_swarmkv.cli.console import companion, default_model, errors_in_one_line
+from langchain_swarmkv.cli.console import (
+    DocumentEncoding,
+    default_model,
+    errors_in_one_line,
+    notice_on_stderr,
+)
 from langchain_swarmkv.cli.snapshots_command import KeyFile, read_key
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
+from langchain_swarmkv.documents import read_document
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.document import DEFAULT_INSTRUCTIONS, DocumentRef, document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
@@ -37,6 +43,7 @@ def prefill(
     model: Annotated[
         Path | None, typer.Option(help="A GGUF file; without it, SmolLM2-135M-Instruct.")
     ] = None,
+    encoding: DocumentEncoding = None,
     n_ctx: Annotated[int, typer.Option(min=1, help="Tokens that fit into the pool.")] = 8192,
     instructions: Annotated[
         str, typer.Option(help="What analysts are told before the document; as in DocumentNode.")
@@ -59,11 +66,11 @@ def prefill(
 ) -> None:
     """Prefill a document and leave its KV in a folder, for runs to come."""
     with errors_in_one_line():
-        text = companion("examples", "patent_analysis.reader").read_document(document)
+        read = read_document(document, encoding=encoding, on_notice=notice_on_stderr)
         chosen = {"model_path": model or default_model(), "n_ctx": n_ctx, "n_threads": threads}
         config = EngineConfig(**{**chosen, **dict(map(_setting, settings or []))})
         store = DiskSnapshotStore(snapshot_dir, key=read_key(key_file))
-        ref, statistics = _prefill(config, store, cache_salt, document_message(text, instructions))
+        ref, statistics = _prefill(config, store, cache_salt, document_message(read, instructions))
         Console().print(_result(ref, statistics, config, snapshot_dir), highlight=False)
 
 

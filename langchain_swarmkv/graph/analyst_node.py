@@ -18,7 +18,7 @@ from langchain_swarmkv.errors import (
     TruncatedAnswerError,
 )
 from langchain_swarmkv.graph.node_model import NodeLLM, NodeModel
-from langchain_swarmkv.graph.node_run import NodeRun, read_key
+from langchain_swarmkv.graph.node_run import NodeRun, described, read_key
 from langchain_swarmkv.graph.state import FINDINGS_KEY, MESSAGES_KEY
 from langchain_swarmkv.graph.tasks import Task, atask_messages, check_task, task_messages
 from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
@@ -26,6 +26,7 @@ from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     DocumentRef,
     document_message,
+    document_text,
 )
 from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.structured_output import answer_object
@@ -40,9 +41,9 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     `[system: instructions and document] [user: task]`: what of it is in the cache is reused, and
     what is not is computed, so that it never answers without the document.
 
-    The text comes from the state: under `document_key` if that is given, else under the key that
-    the `DocumentRef` names. Where the state has only the reference (as `Send` may pass it on), the
-    text that this process prefilled for it is used.
+    The text, a `Document` or a list of them comes from the state: under `document_key` if that is
+    given, else under the key that the `DocumentRef` names. Where the state has only the reference
+    (as `Send` may pass it on), the text that this process prefilled for it is used.
 
     Tokens go out on the `messages` stream, and one `analyst` event at the end on `custom`. Where
     much of a prefilled document had to be computed again, a `warning` comes once a run.
@@ -193,16 +194,17 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
 
     def _text(self, state: object, ref: DocumentRef | None) -> str | None:
         key = self.document_key or (ref["text_key"] if ref else "document")
-        text = read_key(state, key)
-        if text is None or (isinstance(text, str) and not text.strip()):
+        document = read_key(state, key)
+        if document is None or document == []:
             return None
-        if not isinstance(text, str):
+        text = document_text(document)
+        if text is None:
             raise PromptError(
-                f"state[{key!r}] is a {type(text).__name__}; AnalystNode needs the document's text "
-                "there.",
+                f"state[{key!r}] is {described(document)}; AnalystNode needs the document's text "
+                "there, a Document or a list of them.",
                 key=key,
             )
-        return text
+        return text if text.strip() else None
 
     def _document_missing(self, ref: DocumentRef | None, run: NodeRun) -> DocumentMissingError:
         key = self.document_key or (ref["text_key"] if ref else "document")

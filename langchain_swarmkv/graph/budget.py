@@ -34,9 +34,14 @@ from langchain_swarmkv.graph.counting import (
 from langchain_swarmkv.graph.cycles import find_cycles, recursion_limit
 from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.graph.edges import Graph
+from langchain_swarmkv.graph.node_run import described
 from langchain_swarmkv.graph.structure import check_structure
 from langchain_swarmkv.graph.topology import CompiledGraph, Member, Topology, read_topology
-from langchain_swarmkv.prompts.document import DEFAULT_INSTRUCTIONS
+from langchain_swarmkv.prompts.document import (
+    DEFAULT_INSTRUCTIONS,
+    DocumentContent,
+    document_text,
+)
 
 __all__ = ["BudgetReport", "BudgetWarning", "check_budget"]
 
@@ -44,7 +49,7 @@ __all__ = ["BudgetReport", "BudgetWarning", "check_budget"]
 def check_budget(
     graph: Graph | CompiledGraph,
     *,
-    document: str | Mapping[str, str] | None = None,
+    document: DocumentContent | Mapping[str, DocumentContent] | None = None,
     document_tokens: int | Mapping[str, int] | None = None,
     max_turns: int | None = None,
     allow_waves: bool = False,
@@ -56,7 +61,8 @@ def check_budget(
 
     Args:
         graph: a `StateGraph` or a compiled one; subgraphs are looked into.
-        document: the document's text; a mapping by `input_key` where the graph has several.
+        document: the document's text, a `Document` or a list of them, as in the state; a mapping
+            by `input_key` where the graph has several documents.
         document_tokens: instead of the text, how many tokens it has (or is expected to have).
         max_turns: how often cycles with analysts may run. The budget does not depend on it;
             `SwarmStateGraph.compile` makes the run keep to it.
@@ -76,16 +82,16 @@ def check_budget(
 
 
 def _document_size(
-    document: str | Mapping[str, str] | None, document_tokens: int | Mapping[str, int] | None
+    document: DocumentContent | Mapping[str, DocumentContent] | None,
+    document_tokens: int | Mapping[str, int] | None,
 ) -> DocumentSize:
     if document is not None and document_tokens is not None:
         raise ConfigurationError("Give document or document_tokens, not both.")
-    texts = document.values() if isinstance(document, Mapping) else [document]
-    for text in texts:
-        if text is not None and not isinstance(text, str):
-            raise ConfigurationError(f"document is a {type(text).__name__}; give its text.")
-        if text is not None and not text.strip():
-            raise PromptError("The document is empty; there is nothing to analyse.")
+    texts = (
+        {key: _given_text(one) for key, one in document.items()}
+        if isinstance(document, Mapping)
+        else _given_text(document)
+    )
     numbers = (
         document_tokens.values() if isinstance(document_tokens, Mapping) else [document_tokens]
     )
@@ -94,7 +100,20 @@ def _document_size(
             raise ConfigurationError(
                 f"document_tokens={document_tokens!r} must be a whole number, at least 1."
             )
-    return DocumentSize(document, document_tokens)
+    return DocumentSize(texts, document_tokens)
+
+
+def _given_text(document: DocumentContent | None) -> str | None:
+    if document is None:
+        return None
+    text = "" if document == [] else document_text(document)
+    if text is None:
+        raise ConfigurationError(
+            f"document is {described(document)}; give its text, a Document or a list of them."
+        )
+    if not text.strip():
+        raise PromptError("The document is empty; there is nothing to analyse.")
+    return text
 
 
 def _recursion_limit(topology: Topology, max_turns: int | None) -> int | None:

@@ -34,7 +34,7 @@ _STAND_IN = "x"
 class DocumentSize:
     """What is known of the documents before the graph runs, by their state key."""
 
-    texts: Mapping[str, str] | str | None = None
+    texts: Mapping[str, str | None] | str | None = None
     num_tokens: Mapping[str, int] | int | None = None
 
     @property

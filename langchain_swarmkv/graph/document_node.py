@@ -8,11 +8,12 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_swarmkv.errors import PromptError
 from langchain_swarmkv.graph.node_model import NodeLLM, NodeModel
-from langchain_swarmkv.graph.node_run import NodeRun, read_key
+from langchain_swarmkv.graph.node_run import NodeRun, described, read_key
 from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     DocumentRef,
     document_message,
+    document_text,
 )
 
 __all__ = ["DocumentNode"]
@@ -28,7 +29,8 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
 
     Args:
         llm: the model whose cache is filled; it may have retries bound to it.
-        input_key: state key of the document's text.
+        input_key: state key of the document: a text, a LangChain `Document`, or a list of them,
+            read in their order with a blank line between two. Their metadata is not read.
         output_key: state key of the `DocumentRef`.
         instructions: what all analysts are told before the document.
         pin: keep the document in the pool until `llm.release(ref)`, whatever else comes.
@@ -63,7 +65,7 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """Prefill `input[input_key]`.
 
         Raises:
-            PromptError: there is no text under the key.
+            PromptError: there is no text and no `Document` under the key.
             ContextBudgetError: the document is longer than the context.
         """
         run = NodeRun(self.get_name(), config)
@@ -93,14 +95,16 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         return {"pin": self.pin, "persist": self.persist}
 
     def _text(self, state: object) -> str:
-        text = read_key(state, self.input_key)
-        if isinstance(text, str) and text.strip():
+        document = read_key(state, self.input_key)
+        text = document_text(document)
+        if text is not None and text.strip():
             return text
-        is_empty = text is None or isinstance(text, str)
-        seen = "empty or missing" if is_empty else f"a {type(text).__name__}"
+        is_empty = text is not None or document is None or document == []
+        seen = "empty or missing" if is_empty else described(document)
         raise PromptError(
-            f"state[{self.input_key!r}] is {seen}; DocumentNode needs the document's text there. "
-            "Put it in the graph's input, or name another key as input_key.",
+            f"state[{self.input_key!r}] is {seen}; DocumentNode needs the document's text there, a "
+            "Document or a list of them. Put it in the graph's input, or name another key as "
+            "input_key.",
             key=self.input_key,
         )
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, set_config_context
@@ -28,7 +29,7 @@ from langchain_swarmkv.prompts.document import DocumentRef
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.statistics import RequestStatistics
 
-__all__ = ["NodeRun", "read_key"]
+__all__ = ["NodeRun", "described", "read_key"]
 
 _PROGRESS_SECONDS = 0.1
 """Prefill progress is told at most this often, and once more at the end."""
@@ -43,6 +44,15 @@ def read_key(state: object, key: str) -> Any:
     if isinstance(state, Mapping):
         return state.get(key)
     return getattr(state, key, None)
+
+
+def described(value: object) -> str:
+    """A value's type, and of a list the first type in it that is no `Document`."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            if not isinstance(item, Document):
+                return f"a {type(value).__name__} with a {type(item).__name__}"
+    return f"a {type(value).__name__}"
 
 
 class NodeRun:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from typing_extensions import TypedDict
 
-from langchain_swarmkv.prompts.document import DocumentRef
+from langchain_swarmkv.prompts.document import DocumentContent, DocumentRef
 
 __all__ = ["FINDINGS_KEY", "MESSAGES_KEY", "SwarmState", "keep_last", "merge_findings"]
 
@@ -45,8 +45,8 @@ class SwarmState(TypedDict, total=False):
     Nodes need none of it: any state with these keys, TypedDict, dataclass or pydantic, will do.
     """
 
-    document: Annotated[str, keep_last]
-    """The text that every analyst reads."""
+    document: Annotated[DocumentContent, keep_last]
+    """What every analyst reads: a text, a LangChain `Document`, or a list of them."""
     document_ref: Annotated[DocumentRef, keep_last]
     """Written by the document node."""
     findings: Annotated[dict[str, Any], merge_findings]

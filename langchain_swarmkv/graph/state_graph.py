@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from langchain_swarmkv.graph.budget import BudgetReport, BudgetWarning, check_budget
 from langchain_swarmkv.graph.budget_report import GraphWarning
+from langchain_swarmkv.prompts.document import DocumentContent
 
 __all__ = ["CompiledSwarmGraph", "SwarmStateGraph"]
 
@@ -57,7 +58,7 @@ class SwarmStateGraph(StateGraph[StateT, ContextT, InputT, OutputT]):
         self,
         checkpointer: Checkpointer = None,
         *,
-        document: str | Mapping[str, str] | None = None,
+        document: DocumentContent | Mapping[str, DocumentContent] | None = None,
         document_tokens: int | Mapping[str, int] | None = None,
         max_turns: int | None = None,
         allow_waves: bool = False,
@@ -67,8 +68,8 @@ class SwarmStateGraph(StateGraph[StateT, ContextT, InputT, OutputT]):
 
         Args:
             checkpointer: as in `StateGraph.compile`.
-            document: the document's text, to be counted now; a mapping by `input_key` where the
-                graph has several documents.
+            document: the document's text, a `Document` or a list of them, to be counted now; a
+                mapping by `input_key` where the graph has several documents.
             document_tokens: instead of the text, how many tokens it has.
             max_turns: how often the graph's cycles may run. It becomes the `recursion_limit` of the
                 compiled graph, in supersteps: a run that wants another turn ends with LangGraph's

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, SystemMessage
 from typing_extensions import TypedDict
 
+from langchain_swarmkv.errors import PromptError
+
 __all__ = [
     "DEFAULT_INSTRUCTIONS",
+    "DocumentContent",
     "DocumentRef",
     "document_digest",
     "document_message",
     "document_parts",
+    "document_text",
 ]
+
+DocumentContent: TypeAlias = str | Document | list[Document]
+"""A document as a graph's state may hold it; `document_text` makes one text of it."""
 
 DEFAULT_INSTRUCTIONS = (
     "You are one of several analysts who read the same document. Answer the task you are given "
@@ -45,8 +54,43 @@ class DocumentRef(TypedDict):
     """What stands before the text in the system message."""
 
 
-def document_message(text: str, instructions: str = DEFAULT_INSTRUCTIONS) -> SystemMessage:
-    """The system message that all branches share: instructions, a blank line, the document."""
+def document_text(document: object) -> str | None:
+    """The text that a model reads; None: it is neither a text nor `Document`s.
+
+    Args:
+        document: a text; a LangChain `Document`, whose `page_content` is read; or a list or tuple
+            of them, read in their order with a blank line between two. Metadata is for programs:
+            no model reads it.
+    """
+    if isinstance(document, str):
+        return document
+    if isinstance(document, Document):
+        return document.page_content
+    if isinstance(document, list | tuple) and document:
+        pages = [page.page_content for page in document if isinstance(page, Document)]
+        return "\n\n".join(pages) if len(pages) == len(document) else None
+    return None
+
+
+def document_message(
+    document: str | Document, instructions: str = DEFAULT_INSTRUCTIONS
+) -> SystemMessage:
+    """The system message that all branches share: instructions, a blank line, the document.
+
+    Args:
+        document: a text, or a LangChain `Document`, of which the model reads `page_content` and
+            not the metadata. Of several, join the texts, with a blank line as `DocumentNode` does.
+        instructions: what all analysts are told before it.
+
+    Raises:
+        PromptError: the document is something else.
+    """
+    text = document_text(document) if isinstance(document, str | Document) else None
+    if text is None:
+        raise PromptError(
+            f"The document is a {type(document).__name__}; document_message needs its text, or a "
+            "LangChain Document. read_document(path) makes one of a file."
+        )
     content = f"{instructions}\n\n{text}" if instructions else text
     return SystemMessage(content, additional_kwargs={_INSTRUCTIONS_KEY: instructions})
 

@@ -149,6 +149,28 @@ def test_json_and_html_are_written(document: Path, tmp_path: Path) -> None:
     assert "An answer with [markup]." in html_out.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("fake_model")
+def test_what_was_guessed_in_a_document_stands_in_all_outputs(tmp_path: Path) -> None:
+    """On stderr at once, in the JSON and on the page; `--encoding` decides."""
+    document, json_out = tmp_path / "document.txt", tmp_path / "out.json"
+    html_out = tmp_path / "out.html"
+    document.write_bytes("Die Kündigungsfrist beträgt drei Monate. ".encode("latin-1") * 20)
+    arguments = ("--document", document, "--n-ctx", 4096, "--json", json_out, "--html", html_out)
+    done = swarmkv("demo", *arguments)
+    assert done.exit_code == 0, done.output
+    source = json.loads(json_out.read_text(encoding="utf-8"))["document_source"]
+    assert source["source"] == str(document)
+    assert source["encoding"] == "cp1252"
+    (notice,) = source["notices"]
+    assert f"notice: {notice}\n" in done.stderr
+    assert notice in html_out.read_text(encoding="utf-8")
+    done = swarmkv("demo", *arguments, "--encoding", "iso8859-15")
+    assert done.exit_code == 0, done.output
+    source = json.loads(json_out.read_text(encoding="utf-8"))["document_source"]
+    assert (source["encoding"], source["notices"]) == ("iso8859-15", [])
+    assert_refused(swarmkv("demo", *arguments, "--encoding", "klingon"), "klingon")
+
+
 def test_the_next_run_of_a_demo_need_not_prefill(
     tiny_llama: Path, document: Path, tmp_path: Path
 ) -> None:
@@ -333,11 +355,9 @@ def test_the_example_is_found_inside_an_installed_wheel(tmp_path: Path, document
     shutil.copytree(ROOT / "langchain_swarmkv", package, ignore=no_caches)
     example = package / "examples" / "patent_analysis"
     shutil.copytree(ROOT / "examples" / "patent_analysis", example, ignore=no_caches)
-    (example / "reader.py").write_text(
+    (example / "__init__.py").write_text(
         "from langchain_swarmkv import SwarmKVError\n"
-        "DISCLOSURE = None\n"
-        "def read_document(path):\n"
-        "    raise SwarmKVError('read by the copy in the wheel')\n"
+        "raise SwarmKVError('read by the copy in the wheel')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     process = swarmkv_process("demo", cwd=tmp_path, env=environment)

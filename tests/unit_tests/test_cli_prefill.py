@@ -11,10 +11,12 @@ import pytest
 from langchain_swarmkv import (
     ChatSwarmKV,
     DiskSnapshotStore,
+    DocumentWarning,
     EngineConfig,
     SwarmEngine,
     UnsupportedModelError,
     document_message,
+    read_document,
 )
 from tests.unit_tests.native.test_model_file import header_only
 from tests.unit_tests.test_cli import assert_refused, swarmkv
@@ -102,3 +104,29 @@ def test_a_chat_model_refuses_an_embedding_model(tmp_path: Path) -> None:
         for use in (llm.get_num_tokens, llm.invoke):
             with pytest.raises(UnsupportedModelError, match="an embedding model, it cannot write"):
                 use("text")
+
+
+def test_what_was_guessed_or_lost_is_told_and_an_encoding_decides(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """On stderr; what is warmed is what `read_document` gives."""
+    document, folder = tmp_path / "document.txt", tmp_path / "kv"
+    document.write_bytes(("Die Kündigungsfrist beträgt drei Monate.\0 " * 20).encode("cp1252"))
+    asked: tuple[Any, ...] = (document, "--snapshot-dir", folder, "--model", tiny_llama)
+    done = swarmkv("prefill", *asked, "--n-ctx", 4096)
+    assert done.exit_code == 0, done.stderr
+    assert "notice: It is not UTF-8; its encoding was guessed as cp1252" in done.stderr
+    assert "notice: 20 control characters were dropped: U+0000." in done.stderr
+    with pytest.warns(DocumentWarning):
+        read = read_document(document)
+    config = EngineConfig(model_path=tiny_llama, n_ctx=4096)
+    with SwarmEngine(config, snapshot_dir=folder) as engine:
+        llm = ChatSwarmKV(engine=engine, max_tokens=4)
+        answer = llm.invoke([document_message(read), ("human", "What?")])
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata["input_token_details"]["cache_read"] > 500
+    given = swarmkv("prefill", *asked, "--n-ctx", 4096, "--encoding", "latin-1")
+    assert given.exit_code == 0, given.stderr
+    assert "guessed" not in given.stderr
+    assert "were in" in given.stdout  # the same text
+    assert_refused(swarmkv("prefill", *asked, "--encoding", "klingon"), "no encoding 'klingon'")

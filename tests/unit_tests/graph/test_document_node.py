@@ -9,15 +9,26 @@ import threading
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.engine.contract import Batch
-from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError, PromptError
+from langchain_swarmkv.errors import (
+    ConfigurationError,
+    ContextBudgetError,
+    DocumentMissingError,
+    PromptError,
+)
 from langchain_swarmkv.graph import node_run
+from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.graph.document_node import DocumentNode
-from langchain_swarmkv.prompts.document import document_message
+from langchain_swarmkv.graph.state import SwarmState
+from langchain_swarmkv.graph.state_graph import SwarmStateGraph
+from langchain_swarmkv.prompts.document import document_message, document_text
 from tests.unit_tests.graph.support import (
     DOCUMENT,
     fake_llm,
@@ -249,3 +260,86 @@ def test_progress_that_comes_after_its_event_loop_hurts_nobody() -> None:
         wait_until(lambda: is_idle(model))
         assert len(events) == num_events
         DocumentNode(model).invoke({"document": DOCUMENT})
+
+
+# -- documents of LangChain ----------------------------------------------------------------------
+
+PAGES = [
+    Document(DOCUMENT[:200], metadata={"page": 1}),
+    Document(DOCUMENT[200:], metadata={"page": 2}),
+]
+JOINED = f"{DOCUMENT[:200]}\n\n{DOCUMENT[200:]}"
+
+
+@both
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [(Document(DOCUMENT, metadata={"source": "a.pdf"}), DOCUMENT), (PAGES, JOINED)],
+)
+async def test_documents_are_as_good_as_their_text(
+    llm: ChatSwarmKV, document: Any, text: str, is_async: bool
+) -> None:
+    """The same reference, the same tokens, and an analyst after it computes only its task."""
+    node = DocumentNode(llm)
+    result = await run(node, {"document": document}, None, is_async=is_async)
+    assert result == await run(node, {"document": text}, None, is_async=is_async)
+    assert llm.document_of(result["document_ref"]) == text
+    events: list[dict[str, Any]] = []
+    analyst = AnalystNode(llm, "Count.", max_tokens=4)
+    state = {"document": document, **result}
+    config = listening(events.append)
+    await (
+        analyst.ainvoke(state, config)
+        if is_async
+        else asyncio.to_thread(analyst.invoke, state, config)
+    )
+    assert events[-1]["cached_tokens"] >= result["document_ref"]["num_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("document", "seen"),
+    [
+        ([], "empty or missing"),
+        (Document(" \n"), "empty or missing"),
+        ([Document(""), Document(" ")], "empty or missing"),
+        ([Document("text"), "text"], "a list with a str"),
+        ({"page_content": "text"}, "a dict"),
+    ],
+)
+def test_what_is_no_document_is_named(llm: ChatSwarmKV, document: Any, seen: str) -> None:
+    """By the node, by the analyst and by the budget."""
+    with pytest.raises(PromptError, match=seen):
+        DocumentNode(llm).invoke({"document": document})
+    if seen == "empty or missing":
+        with pytest.raises(DocumentMissingError):
+            AnalystNode(llm, "Count.").invoke({"document": document})
+    else:
+        with pytest.raises(PromptError, match=seen):
+            AnalystNode(llm, "Count.").invoke({"document": document})
+
+
+@pytest.mark.parametrize("document", [Document(DOCUMENT), PAGES])
+def test_a_graph_takes_documents_from_compile_to_checkpoint(
+    llm: ChatSwarmKV, document: Any
+) -> None:
+    """The budget counts what is read, and a resumed thread has the documents again."""
+    text = document_text(document)
+    graph = SwarmStateGraph(SwarmState)
+    graph.add_node("document", DocumentNode(llm))
+    graph.add_node("count", AnalystNode(llm, "Count.", max_tokens=4))
+    graph.add_edge(START, "document")
+    graph.add_edge("document", "count")
+    app = graph.compile(InMemorySaver(), document=document, interrupt_after=["document"])
+    expected = graph.compile(document=text).budget_report
+    assert app.budget_report == expected
+    assert graph.compile(document={"document": document}).budget_report == expected
+    config: Any = {"configurable": {"thread_id": "1"}}
+    app.invoke({"document": document}, config)
+    assert app.get_state(config).values["document"] == document
+    state = app.invoke(None, config)
+    assert state["document"] == document
+    assert list(state["findings"]) == ["count"]
+    with pytest.raises(ConfigurationError, match="a list with a int"):
+        graph.compile(document=[7])  # type: ignore[list-item]
+    with pytest.raises(PromptError, match="empty"):
+        graph.compile(document=[])

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import PurePath
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 
+from langchain_swarmkv.errors import PromptError
 from langchain_swarmkv.prompts.document import (
     DEFAULT_INSTRUCTIONS,
     document_digest,
     document_message,
     document_parts,
+    document_text,
 )
 from tests.support.processes import WITHOUT_LANGCHAIN
 
@@ -85,3 +90,37 @@ def test_digests_are_equal_in_every_process() -> None:
 def test_the_salt_cannot_be_read_from_a_reference() -> None:
     """References travel in checkpoints; a salt is a secret."""
     assert "tenant-7" not in json.dumps(document_digest("tenant-7", IDENTITY, [1]))
+
+
+def test_a_document_of_langchain_is_its_text() -> None:
+    """Its metadata is for programs; nothing of it, and no repr, is told to a model."""
+    document = Document("The text.", metadata={"source": "secret/path.pdf", "page": 3})
+    assert document_message(document, "Read.").content == "Read.\n\nThe text."
+    assert document_message(document) == document_message("The text.")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seen"),
+    [
+        (None, "NoneType"),
+        (["text"], "list"),
+        ([Document("text")], "list"),
+        (b"text", "bytes"),
+        (PurePath("text.txt"), "Path"),
+        ({"page_content": "text"}, "dict"),
+        (HumanMessage("text"), "HumanMessage"),
+        (7, "int"),
+    ],
+)
+def test_anything_else_is_no_document(wrong: Any, seen: str) -> None:
+    """Its repr must not become the document."""
+    with pytest.raises(PromptError, match=rf"is a \w*{seen}; document_message needs"):
+        document_message(wrong)
+
+
+def test_documents_are_joined_in_their_order() -> None:
+    """With a blank line between two; what is no `Document` has no text."""
+    pages = [Document("One."), Document("Two."), Document("Three.")]
+    assert document_text(pages) == document_text(tuple(pages)) == "One.\n\nTwo.\n\nThree."
+    assert document_text([*pages, "Four."]) is None
+    assert document_text([]) is None

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from examples.patent_analysis.reader import DISCLOSURE, DocumentError, read_document
+from examples.patent_analysis import DISCLOSURE
+from langchain_swarmkv.documents import reader
+from langchain_swarmkv.errors import DocumentError
+
+
+def read_document(path: Path) -> str:
+    """The text alone; what is noticed on the way is tested in `test_plain_text`."""
+    return reader.read_document(path, on_notice=lambda notice: None).page_content
+
 
 FRENCH = (
     "Le procédé selon l'invention mesure la vibration du plancher à l'aide d'un capteur placé "
@@ -158,8 +166,43 @@ def test_a_binary_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A picture or a program with the suffix of a text is not fed to the model."""
     path = tmp_path / "binary.txt"
     path.write_bytes(content)
-    with pytest.raises(DocumentError, match="encoding"):
+    with pytest.raises(DocumentError, match=r"is a (picture|program)|is a GGUF model"):
         read_document(path)
+
+
+def test_notices_are_warnings_unless_somebody_listens(tmp_path: Path) -> None:
+    """And they stay in the metadata."""
+    path = tmp_path / "document.txt"
+    path.write_bytes(FRENCH.encode("cp1252"))
+    with pytest.warns(reader.DocumentWarning, match="guessed as cp1252"):
+        document = reader.read_document(str(path))
+    told: list[str] = []
+    assert reader.read_document(path, on_notice=told.append) == document
+    assert document.metadata == {"source": str(path), "encoding": "cp1252", "notices": told}
+
+
+def test_an_encoding_that_is_given_decides(tmp_path: Path) -> None:
+    """Nothing is guessed then; a name that is none, and one for a PDF, are refused."""
+    path = tmp_path / "document.txt"
+    path.write_bytes("Kündigung".encode("cp1252"))
+    told: list[str] = []
+    document = reader.read_document(path, encoding="iso8859-5", on_notice=told.append)
+    assert (document.page_content, told) == ("Kќndigung", [])
+    for wrong in ("klingon", "hex", "rot13"):
+        with pytest.raises(DocumentError, match=f"no encoding '{wrong}'"):
+            reader.read_document(path, encoding=wrong)
+    pdf = written(pdf_with_text("Text."), tmp_path / "a.pdf")
+    with pytest.raises(DocumentError, match="no encoding"):
+        reader.read_document(pdf, encoding="utf-8")
+
+
+def test_an_error_says_which_file_and_why(tmp_path: Path) -> None:
+    """As attributes too; it is bad input, which LangGraph does not try again."""
+    with pytest.raises(DocumentError) as caught:
+        reader.read_document(tmp_path / "missing.txt")
+    assert caught.value.facts["path"] == tmp_path / "missing.txt"
+    assert caught.value.facts["reason"] == "No such file or directory"
+    assert isinstance(caught.value, ValueError)
 
 
 def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path) -> None:
