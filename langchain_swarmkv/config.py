@@ -258,6 +258,7 @@ class EngineConfig(BaseModel):
             n_threads_batch: int | None = ...,
             n_gpu_layers: int = ...,
             device: str | None = ...,
+            lock_dir: Path | str | None = ...,
             flash_attention: FlashAttention | FlashAttentionName = ...,
             prefill_flash_attention: bool = ...,
             kv_type_k: KVType | KVTypeName = ...,

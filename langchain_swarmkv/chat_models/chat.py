@@ -114,6 +114,7 @@ class ChatSwarmKV(DocumentModel):
             n_threads_batch: int | None = ...,
             n_gpu_layers: int | None = ...,
             device: str | None = ...,
+            lock_dir: Path | str | None = ...,
             flash_attention: FlashAttention | FlashAttentionName | None = ...,
             prefill_flash_attention: bool | None = ...,
             kv_type_k: KVType | KVTypeName | None = ...,
