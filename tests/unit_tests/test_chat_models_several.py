@@ -22,7 +22,8 @@ from langchain_swarmkv.errors import ConfigurationError, SwarmKVError
 from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from tests.support.decode_spy import DecodeSpy
-from tests.unit_tests.chat_support import Steps, chat, eventually, eventually_async, is_idle
+from tests.support.gates import Steps
+from tests.unit_tests.chat_support import chat, eventually, eventually_async, is_idle
 from tests.unit_tests.prompts.call_templates import TEMPLATES
 
 TALK: list[BaseMessage] = [SystemMessage("Be brief."), HumanMessage("Hello")]
@@ -348,14 +349,15 @@ class Refuses(BaseCallbackHandler):
         raise Refusal
 
 
-def test_when_one_fails_the_others_end(make_engine: MakeEngine) -> None:
+def test_when_one_fails_the_others_end(gated: SwarmEngine, steps: Steps) -> None:
     """Whoever reads the first one has left: nobody would read the rest."""
-    engine = make_engine(num_cells=50_000)
-    llm = chat(engine, temperature=1.0, max_tokens=10_000, ignore_eos=True)
+    llm = chat(gated, temperature=1.0, max_tokens=2000, ignore_eos=True)
+    steps.allow(4)
     with pytest.raises(Refusal):
         llm.generate([TALK], callbacks=[Refuses()], n=3)
-    eventually(lambda: is_idle(engine))
-    assert engine.statistics().num_cancelled == 3
+    steps.set_free()
+    eventually(lambda: is_idle(gated))
+    assert gated.statistics().num_cancelled == 3
 
 
 def test_an_error_of_another_answer_is_the_calls(
