@@ -276,14 +276,12 @@ class EngineModel(BaseChatModel):
         self, ids: Sequence[int], params: Sequence[SamplingParams], **options: Any
     ) -> list[RequestHandle]:
         """Queue one prompt for each answer; what can never fit is LangChain's error, too."""
+        engine = self._engine()
+        options = {"cache_salt": self.cache_salt, "timeout_seconds": self.timeout, **options}
         try:
-            return self._engine().submit_all(
-                ids,
-                params,
-                cache_salt=self.cache_salt,
-                timeout_seconds=self.timeout,
-                **options,
-            )
+            if len(params) == 1:
+                return [engine.submit(ids, params[0], **options)]
+            return engine.submit_all(ids, params, **options)
         except ContextBudgetError as error:
             raise PromptOverflowError(str(error), **error.facts) from error
 

@@ -349,14 +349,15 @@ class Refuses(BaseCallbackHandler):
         raise Refusal
 
 
-def test_when_one_fails_the_others_end(make_engine: MakeEngine) -> None:
+def test_when_one_fails_the_others_end(gated: SwarmEngine, steps: Steps) -> None:
     """Whoever reads the first one has left: nobody would read the rest."""
-    engine = make_engine(num_cells=50_000)
-    llm = chat(engine, temperature=1.0, max_tokens=10_000, ignore_eos=True)
+    llm = chat(gated, temperature=1.0, max_tokens=2000, ignore_eos=True)
+    steps.allow(4)
     with pytest.raises(Refusal):
         llm.generate([TALK], callbacks=[Refuses()], n=3)
-    eventually(lambda: is_idle(engine))
-    assert engine.statistics().num_cancelled == 3
+    steps.set_free()
+    eventually(lambda: is_idle(gated))
+    assert gated.statistics().num_cancelled == 3
 
 
 def test_an_error_of_another_answer_is_the_calls(
