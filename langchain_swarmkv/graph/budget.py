@@ -145,7 +145,7 @@ class _Budget:
     def _add_document(self, member: Member) -> None:
         node = member.node
         assert isinstance(node, DocumentNode)
-        prefix = self._counter(node.llm).prefix(node.input_key, node.instructions)
+        prefix = self._counter(node.llm).prefix(node.input_key, node.instructions, node.llm)
         pool = self._pool(node.llm)
         pool.prefixes[member.path] = prefix
         if node.pin:
@@ -179,6 +179,7 @@ class _Budget:
             yield counter.prefix(
                 node.document_key or source.input_key,
                 source.instructions if source.output_key == node.ref_key else DEFAULT_INSTRUCTIONS,
+                source.llm,
             )
 
     def _pool_budget(self, pool: _Pool) -> PoolBudget:

@@ -125,7 +125,7 @@ def test_a_prefix_of_chatml_reaches_into_the_next_turn() -> None:
     """All that is certain is shared: the document's end marker and the next turn's opening."""
     tokenizer = FakeTokenizer()
     prefix = PromptEncoder(tokenizer).shared_prefix([SystemMessage("doc")])
-    assert tokenizer.readable(prefix) == "<|im_start|>system\ndoc<|im_end|>\n<|im_start|>user\n"
+    assert tokenizer.readable(prefix) == "<|im_start|>system\ndoc<|im_end|>\n<|im_start|>"
 
 
 def test_a_folded_document_is_shared() -> None:
