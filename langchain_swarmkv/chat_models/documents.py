@@ -100,7 +100,9 @@ class DocumentModel(EngineModel):
         with handle:
             await handle.aresult()
         progress.finish()
-        return self._remember(document)
+        if document.noted is None:
+            return self._remember(document)
+        return await asyncio.to_thread(self._remember, document)  # it writes a note
 
     def _start_prefill(
         self,
