@@ -4,7 +4,8 @@
     cells      documents + sum over branches that can run at once (task + max_tokens) <= n_ctx
     sequences  documents + branches that can run at once <= max_sequences
 
-A document in the pool is counted once, however many branches fork it. What can only be known when
+A document in the pool is counted once, however many branches fork it; the few tokens that open the
+turn behind it are counted for each branch. What can only be known when
 the graph runs counts as nothing, so a graph that is refused cannot fit whatever that turns out to
 be; and it is listed in the report, so that nothing passes silently.
 """

@@ -91,7 +91,7 @@ def test_all_renderings_of_a_prompt_have_one_instant(monkeypatch: pytest.MonkeyP
 
 
 def test_a_template_at_an_instant_is_the_template() -> None:
-    """What it was found to be is not found out again, and one without a clock is the same object."""
+    """What was found out of it stays; one that reads no clock is the same object."""
     plain = ChatTemplate("{{ messages[0].content }}", FakeTokenizer())
     assert plain.at(START) is plain
     template = ChatTemplate(TICKING, FakeTokenizer())
