@@ -429,13 +429,12 @@ class _SharedPrefix:
             first = self._prompt(tail("a"))
             text = first.render()
             found = [self._ids(first, text), self._encode(tail("\n\na"))]
-            left = _common_prefix([prefix, found[0]])
-            if len(left) == len(prefix):
-                return prefix
-            if not self._keeps_text(first.shown(text)):
+            left = _common_prefix([prefix, *found])
+            if len(left) < len(prefix) and not self._keeps_text(first.shown(text)):
                 self._encoder.tell_unshared(role, len(left), len(prefix))
                 return prefix
-            if found[0] == found[1] or len(_common_prefix(found)) > len(left):
+            is_before_text = len(_common_prefix(found)) > len(left) or found[0] == found[1]
+            if is_before_text or self._encoder.ends_with_control(left):
                 return left
             found += [self._encode(tail(probe)) for probe in _PROBES]
         except ChatTemplateError:

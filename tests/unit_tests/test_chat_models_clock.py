@@ -13,7 +13,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from langchain_swarmkv.chat_models import ChatSwarmKV, engine_model
 from langchain_swarmkv.engine.fake import FakeEngine
@@ -80,7 +80,7 @@ def computed(llm: ChatSwarmKV, *messages: BaseMessage, **options: Any) -> int:
 
 
 def num_computed(llm: ChatSwarmKV) -> int:
-    return llm.engine_statistics().num_computed_tokens
+    return llm.engine_statistics().num_prefill_tokens
 
 
 # -- one process ---------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_thread_goes_on_at_the_time_of_its_reference(
         graph.add_edge(START, "document")
         graph.add_edge("document", "ask")
         graph.add_edge("ask", "one")
-        return graph.compile(checkpointer=saver)
+        return graph.compile(checkpointer=saver, document=TEXT)
 
     first = open_llm(ticking, tmp_path)
     app = compiled(first)
@@ -253,8 +253,6 @@ def test_a_thread_goes_on_at_the_time_of_its_reference(
     second = open_llm(ticking, tmp_path)
     assert second.engine is not None
     with second.engine:
-        from langgraph.types import Command
-
         result = compiled(second).invoke(Command(resume=True), config)
         assert "one" in result["findings"]
         assert (num_computed(second) < MARKUP_TOKENS) == has_time

@@ -15,7 +15,6 @@ from langchain_swarmkv.errors import ContextBudgetError
 from langchain_swarmkv.graph.budget import check_budget
 from tests.unit_tests.graph.support import fake_llm, fan_out
 
-
 # Nothing stands between the document and the task, so that branches share the document alone: of
 # ChatML's opening of a turn the budget counts one for each branch, but they share it.
 NO_OPENING = (

@@ -160,7 +160,7 @@ def test_a_prefix_holds_whatever_role_comes_next(
     encoder = PromptEncoder(tokenizer, chat_template=None if template == "plain" else template)
     shared = [SystemMessage("The document.\n"), HumanMessage("hi")][:num_shared]
     prefix = encoder.shared_prefix(shared)
-    assert "The document." in tokenizer.decode(prefix)
+    assert "The document" in tokenizer.decode(prefix)
     for text in ("Be brief.", "question", "fix", "\n\n", "中文"):
         tail = [message.model_copy(update={"content": text}) for message in NEXT[role]]
         whole = encoder.encode([*shared, *tail])
@@ -176,7 +176,7 @@ def test_a_role_that_moves_the_document_is_told(caplog: pytest.LogCaptureFixture
     tokenizer = FakeTokenizer()
     encoder = PromptEncoder(tokenizer, chat_template=moving)
     for _ in range(2):
-        assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[system]sys["
+        assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[system]sys"
     (record,) = caplog.records
     assert "role 'tool'" in record.getMessage()
     assert "share 0 of " in record.getMessage()
