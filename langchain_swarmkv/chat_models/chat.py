@@ -84,6 +84,7 @@ class ChatSwarmKV(DocumentModel):
             counted as `num_recomputed_tokens` of the engine's statistics.
         n: how many answers `generate` gives, from one prefill. A stream is one answer.
         keep_prefix: False frees the cells of prompt and answer at the end (a one-shot branch).
+        prompt_time: date and time for a template that writes them; `DocumentRef["prompt_time"]`.
         request_name: for statistics and messages.
         required_prefix_tokens: see only that many tokens of the system messages' prefix.
         tools, tool_choice, parallel_tool_calls: see `bind_tools`.
@@ -272,7 +273,8 @@ class ChatSwarmKV(DocumentModel):
         """Encode, load what is not loaded, and queue. May take a while: not for an event loop."""
         n = self._num_answers(options)
         call = Call.read(options)
-        prompt = self._prompt(messages, call, options.get("required_prefix_tokens"))
+        instant = self._prompt_instant(messages, options.get("prompt_time"), is_asked=True)
+        prompt = self._prompt(messages, call, options.get("required_prefix_tokens"), instant)
         style = self._encoder.answers
         params = self._sampling_params(stop, options)
         guide = call.guide(style, prompt.thinking)

@@ -6,19 +6,28 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_swarmkv.chat_models.engine_model import EngineModel
 from langchain_swarmkv.chat_models.threads import on_thread
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.errors import DocumentMissingError, SnapshotFormatError
-from langchain_swarmkv.prompts.document import DocumentRef, document_digest, document_parts
-from langchain_swarmkv.prompts.messages import as_messages
+from langchain_swarmkv.prompts.clock import as_instant, run_digests
+from langchain_swarmkv.prompts.document import (
+    DocumentRef,
+    document_digest,
+    document_message,
+    document_parts,
+)
+from langchain_swarmkv.prompts.messages import as_messages, template_messages
+from langchain_swarmkv.prompts.time_notes import write_note
 from langchain_swarmkv.scheduling.request import PrefillProgress, RequestHandle
-from langchain_swarmkv.snapshots.snapshot import KVSnapshot
+from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace, snapshot_key
 from langchain_swarmkv.snapshots.snapshot_file import expanded, read_snapshot, save_snapshot
 from langchain_swarmkv.snapshots.wrapping import SnapshotCipher
 from langchain_swarmkv.statistics import RequestStatistics
@@ -37,6 +46,8 @@ class DocumentModel(EngineModel):
         *,
         pin: bool = True,
         persist: bool = False,
+        prompt_time: datetime | str | None = None,
+        earlier: DocumentRef | None = None,
         config: RunnableConfig | None = None,
         on_progress: ProgressCallback | None = None,
         on_finish: Callable[[RequestStatistics], None] | None = None,
@@ -49,11 +60,17 @@ class DocumentModel(EngineModel):
             messages: usually one `document_message`.
             pin: never evict it, until `release`.
             persist: it is on disk when this returns, whatever `snapshot_policy` says.
+            prompt_time: date and time for a template that writes them. None: as the last time in
+                this process, and the present for messages that are new to it.
+            earlier: a reference, from a checkpoint say; if it stands for these messages, its
+                prompt_time is theirs.
             config: of the run that asks; names the request.
             on_progress: called on the engine's thread after each chunk; must be quick.
             on_finish: called once at the end, on the calling thread.
         """
-        document, handle = self._start_prefill(messages, config, pin=pin, persist=persist)
+        document, handle = self._start_prefill(
+            messages, config, pin=pin, persist=persist, prompt_time=prompt_time, earlier=earlier
+        )
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             handle.result()
@@ -66,20 +83,26 @@ class DocumentModel(EngineModel):
         *,
         pin: bool = True,
         persist: bool = False,
+        prompt_time: datetime | str | None = None,
+        earlier: DocumentRef | None = None,
         config: RunnableConfig | None = None,
         on_progress: ProgressCallback | None = None,
         on_finish: Callable[[RequestStatistics], None] | None = None,
     ) -> DocumentRef:
         """Like `prefill`; cancelling it stops the work within one chunk."""
         document, handle = await on_thread(
-            lambda: self._start_prefill(messages, config, pin=pin, persist=persist),
+            lambda: self._start_prefill(
+                messages, config, pin=pin, persist=persist, prompt_time=prompt_time, earlier=earlier
+            ),
             handle_of=lambda started: started[1],
         )
         progress = _Progress(handle, on_progress, on_finish)
         with handle:
             await handle.aresult()
         progress.finish()
-        return self._remember(document)
+        if document.noted is None:
+            return self._remember(document)
+        return await asyncio.to_thread(self._remember, document)  # it writes a note
 
     def _start_prefill(
         self,
@@ -88,11 +111,20 @@ class DocumentModel(EngineModel):
         *,
         pin: bool,
         persist: bool,
+        prompt_time: datetime | str | None,
+        earlier: DocumentRef | None,
     ) -> tuple[_Document, RequestHandle]:
         messages = as_messages(given)
-        ids = self._encoder.shared_prefix(messages)
+        if prompt_time is None and earlier is not None and self._is_of(earlier, messages):
+            prompt_time = earlier["prompt_time"]
+        instant = self._document_instant(messages, prompt_time)
+        ids = self._encoder.shared_prefix(messages, instant)
         text, instructions = document_parts(messages)
-        document = self._document(ids, text, instructions)
+        document = self._document(ids, text, instructions, instant)
+        if instant is not None:
+            turns = template_messages(messages)
+            noted = run_digests(self.cache_salt, turns)[-1]
+            document = dataclasses.replace(document, noted=noted)
         handle = self._send(
             ids,
             SamplingParams(max_tokens=0),
@@ -102,7 +134,17 @@ class DocumentModel(EngineModel):
         )
         return document, handle
 
-    def _document(self, ids: Sequence[int], text: str, instructions: str) -> _Document:
+    def _is_of(self, ref: DocumentRef, messages: Sequence[BaseMessage]) -> bool:
+        """Whether a reference that has a time stands for these messages."""
+        if "prompt_time" not in ref or not self._encoder.reads_clock:
+            return False
+        ids = self._encoder.shared_prefix(messages, as_instant(ref["prompt_time"]))
+        identity = self._engine().facts.identity.digest
+        return ref["digest"] == document_digest(self.cache_salt, identity, ids)
+
+    def _document(
+        self, ids: Sequence[int], text: str, instructions: str, instant: datetime | None
+    ) -> _Document:
         identity = self._engine().facts.identity.digest
         ref = DocumentRef(
             digest=document_digest(self.cache_salt, identity, ids),
@@ -111,10 +153,17 @@ class DocumentModel(EngineModel):
             text_key="document",
             instructions=instructions,
         )
+        if instant is not None:
+            ref["prompt_time"] = instant.isoformat()
         return _Document(ref, text, ids)
 
     def _remember(self, document: _Document) -> DocumentRef:
         self._seat.remember(self.cache_salt, document.ref["digest"], document.text, document.ids)
+        folder, identity = self._snapshot_folder, document.ref["model"]
+        if folder is not None and document.noted is not None:
+            namespace = prefix_namespace(identity, self.cache_salt)
+            key = snapshot_key(identity, namespace, document.ids)
+            write_note(folder, document.noted, document.ref["prompt_time"], key)
         return document.ref
 
     def handoff(self, messages: LanguageModelInput) -> DocumentRef:
@@ -160,6 +209,8 @@ class DocumentModel(EngineModel):
             )
         snapshot = self._engine().snapshot(list(known.prefix_ids), cache_salt=self.cache_salt)
         note = {"text": known.text, "instructions": ref["instructions"]}
+        if "prompt_time" in ref:
+            note["prompt_time"] = ref["prompt_time"]
         snapshot = dataclasses.replace(snapshot, extra=json.dumps(note).encode())
         return save_snapshot(expanded(path), snapshot, _cipher(key))
 
@@ -179,9 +230,13 @@ class DocumentModel(EngineModel):
         """
         path = expanded(path)
         snapshot = read_snapshot(path, _cipher(key))
-        text, instructions = _saved_text(snapshot, path)
+        text, instructions, prompt_time = _saved_note(snapshot, path)
         self._engine().insert(snapshot, cache_salt=self.cache_salt)
-        return self._remember(self._document(snapshot.tokens, text, instructions))
+        instant = None
+        if prompt_time is not None:
+            # Calls that begin with the document find it, with or without the reference.
+            instant = self._document_instant([document_message(text, instructions)], prompt_time)
+        return self._remember(self._document(snapshot.tokens, text, instructions, instant))
 
     async def aload(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
         """Like `load`, beside the event loop."""
@@ -208,26 +263,31 @@ class _Document:
     ref: DocumentRef
     text: str
     ids: Sequence[int]
+    noted: bytes | None = None
+    """Name of the note of its time, beside its snapshot; None: it has no time."""
 
 
 def _cipher(key: bytes | None) -> SnapshotCipher | None:
     return None if key is None else SnapshotCipher(key)
 
 
-def _saved_text(snapshot: KVSnapshot, path: Path) -> tuple[str, str]:
-    """Text and instructions that `save` put beside a state; a file without them has neither."""
+def _saved_note(snapshot: KVSnapshot, path: Path) -> tuple[str, str, str | None]:
+    """Text, instructions and time that `save` put beside a state; a file may have none of them."""
     try:
         note = json.loads(snapshot.extra or b"{}")
         text, instructions = note.get("text", ""), note.get("instructions", "")
+        prompt_time = note.get("prompt_time")
+        if prompt_time is not None:
+            as_instant(prompt_time)
     except (ValueError, RecursionError, AttributeError):
-        text, instructions = None, None
+        text, instructions, prompt_time = None, None, None
     if not isinstance(text, str) or not isinstance(instructions, str):
         raise SnapshotFormatError(
             f"What stands beside the state in {path} is no document.",
             path=str(path),
             reason="what stands beside the state is no document",
         )
-    return text, instructions
+    return text, instructions, prompt_time
 
 
 class _Progress:

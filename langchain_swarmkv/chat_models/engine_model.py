@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -37,13 +38,17 @@ from langchain_swarmkv.config import (
 from langchain_swarmkv.engine.contract import Tokenizer
 from langchain_swarmkv.errors import ConfigurationError, ContextBudgetError, ModelError
 from langchain_swarmkv.prompts.call import CALL_OPTIONS, Call
+from langchain_swarmkv.prompts.clock import Clock, as_instant, prompt_times, read_clock
 from langchain_swarmkv.prompts.counting import count_prompt
+from langchain_swarmkv.prompts.document import num_document_messages
 from langchain_swarmkv.prompts.encoder import EncodedPrompt, PromptEncoder
 from langchain_swarmkv.prompts.langchain_errors import PromptOverflowError
-from langchain_swarmkv.prompts.messages import as_messages
+from langchain_swarmkv.prompts.messages import as_messages, template_messages
 from langchain_swarmkv.prompts.session import EngineKey, Seat
+from langchain_swarmkv.prompts.time_notes import read_note
 from langchain_swarmkv.scheduling.request import RequestHandle
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
+from langchain_swarmkv.snapshots.snapshot_file import expanded
 from langchain_swarmkv.statistics import EngineStatistics
 
 __all__ = ["EngineModel", "hint_at_names", "validated"]
@@ -58,6 +63,7 @@ _CALL_OPTIONS = (
     "expected_cached_tokens",
     "keep_prefix",
     "n",
+    "prompt_time",
     "request_name",
     "required_prefix_tokens",
     *CALL_OPTIONS,
@@ -164,6 +170,11 @@ class EngineModel(BaseChatModel):
     """Jinja source; None: the model's own template, or plain words if it has none."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
+    clock: Clock | None = None
+    """The date and time that templates may write: a datetime, always that one; or a function that
+    returns one, asked for each new document and conversation. None: the machine's clock. With a
+    time zone, or local. A document, and a conversation that goes on, keep the time that they began
+    with; see `prompt_time` and `DocumentRef`."""
     keep_reasoning: bool = False
     """Whether the template gets to see earlier answers' thoughts; most models want none."""
     cache_salt: str = Field(default="", repr=False)
@@ -186,6 +197,9 @@ class EngineModel(BaseChatModel):
             return given
         if hint := hint_at_names(given):
             raise ValueError(hint)
+        salt = given.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise ValueError(_wrong_salt(salt))
         # None is how other models' options say "as it is"; a salt of None could mean anybody's.
         options = {k: v for k, v in given.items() if v is not None or k == "cache_salt"}
         path = os.environ.get(MODEL_PATH_VARIABLE)
@@ -291,6 +305,8 @@ class EngineModel(BaseChatModel):
                 f"{name} cannot be changed any more, others may use the engine. Use "
                 f"model_copy(update={{{name!r}: ...}}) or make a new object."
             )
+        if name == "cache_salt" and not isinstance(value, str):
+            raise ConfigurationError(_wrong_salt(value))
         if name not in ("n", *_SAMPLING_FIELDS):
             super().__setattr__(name, value)
             return
@@ -309,6 +325,9 @@ class EngineModel(BaseChatModel):
         unknown = sorted(set(update or ()) - set(type(self).model_fields))
         if unknown:
             raise ConfigurationError(f"ChatSwarmKV has no field {', '.join(unknown)}.")
+        salt = (update or {}).get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise ConfigurationError(_wrong_salt(salt))
         copied = super().model_copy(update=update, deep=deep)
         if copied._seat.key != copied._engine_key:
             copied._seat = copied._seat.move(copied._engine_key)
@@ -380,22 +399,89 @@ class EngineModel(BaseChatModel):
         messages: LanguageModelInput,
         *,
         required_prefix_tokens: int | None = None,
+        prompt_time: datetime | str | None = None,
         **options: Any,
     ) -> list[int]:
         """The ids that a call with these messages and options sends to the model."""
-        return self._prompt(as_messages(messages), Call.read(options), required_prefix_tokens).ids
+        given = as_messages(messages)
+        instant = self._prompt_instant(given, prompt_time, is_asked=False)
+        return self._prompt(given, Call.read(options), required_prefix_tokens, instant).ids
 
     def _prompt(
-        self, messages: Sequence[BaseMessage], call: Call, required_prefix_tokens: int | None
+        self,
+        messages: Sequence[BaseMessage],
+        call: Call,
+        required_prefix_tokens: int | None,
+        instant: datetime | None,
     ) -> EncodedPrompt:
         ask = call.ask(self.keep_reasoning)
         if required_prefix_tokens is None:
-            return self._encoder.prompt(messages, ask)
-        return self._encoder.prompt_slice(messages, required_prefix_tokens, ask)
+            return self._encoder.prompt(messages, ask, instant)
+        return self._encoder.prompt_slice(messages, required_prefix_tokens, ask, instant)
 
-    def prefix_token_ids(self, messages: LanguageModelInput) -> list[int]:
+    def prefix_token_ids(
+        self, messages: LanguageModelInput, *, prompt_time: datetime | str | None = None
+    ) -> list[int]:
         """The ids that every conversation which begins with these messages begins with."""
-        return self._encoder.shared_prefix(as_messages(messages))
+        given = as_messages(messages)
+        return self._encoder.shared_prefix(given, self._document_instant(given, prompt_time))
+
+    def prompt_time(self, messages: LanguageModelInput) -> str | None:
+        """Date and time in prompts that begin with these messages, which become a document's.
+
+        ISO 8601, with the offset from UTC. None: the template writes no time.
+        """
+        instant = self._document_instant(as_messages(messages), None)
+        return None if instant is None else instant.isoformat()
+
+    def _prompt_instant(
+        self,
+        messages: Sequence[BaseMessage],
+        given: datetime | str | None,
+        *,
+        is_asked: bool,
+    ) -> datetime | None:
+        """When a prompt is rendered; None: it does not matter."""
+        instant = self._fixed_instant(given)
+        if instant is not None or not self._encoder.reads_clock:
+            return instant
+        return prompt_times.conversation(
+            self.cache_salt,
+            template_messages(messages),
+            self._new_instant,
+            num_document_turns=num_document_messages(messages),
+            is_asked=is_asked,
+        )
+
+    def _document_instant(
+        self, messages: Sequence[BaseMessage], given: datetime | str | None
+    ) -> datetime | None:
+        """When a document is rendered, and what begins with it; None: it does not matter."""
+        instant = self._fixed_instant(given)
+        if not self._encoder.reads_clock:
+            return None
+        turns = template_messages(messages)
+        if instant is None:
+            return prompt_times.document(self.cache_salt, turns, self._new_instant)
+        prompt_times.set_document(self.cache_salt, turns, instant)
+        return instant
+
+    def _new_instant(self, digests: Sequence[bytes]) -> datetime:
+        """The instant of messages that this process meets for the first time."""
+        folder = self._snapshot_folder
+        noted = None if folder is None else read_note(folder, digests)
+        return noted or read_clock(self.clock)
+
+    @property
+    def _snapshot_folder(self) -> Path | None:
+        if self.engine is not None:
+            return self.engine.snapshot_folder
+        return None if self.snapshot_dir is None else expanded(self.snapshot_dir)
+
+    def _fixed_instant(self, given: datetime | str | None) -> datetime | None:
+        if given is not None:
+            return as_instant(given)
+        return read_clock(self.clock) if isinstance(self.clock, datetime) else None
 
     @override
     def get_token_ids(self, text: str) -> list[int]:
@@ -466,6 +552,8 @@ class EngineModel(BaseChatModel):
             "chat_template": self.chat_template,
             "chat_template_kwargs": self.chat_template_kwargs,
             "keep_reasoning": self.keep_reasoning,
+            # One that goes on is no part of the key: an answer would never be found again.
+            "clock": self.clock.isoformat() if isinstance(self.clock, datetime) else None,
             # Traces and caches get to see these parameters, and a salt is a secret.
             "cache_salt": hashlib.sha256(salt).hexdigest(),
         }
@@ -497,6 +585,11 @@ def hint_at_names(options: Iterable[str]) -> str:
         f"{name}: it is {_OTHERS_NAMES[name]} here." for name in options if name in _OTHERS_NAMES
     ]
     return " ".join(hints)
+
+
+def _wrong_salt(salt: object) -> str:
+    hint = "salt.hex(), say" if isinstance(salt, bytes) else 'or none for ""'
+    return f"cache_salt is a {type(salt).__name__}; give a string ({hint})."
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:

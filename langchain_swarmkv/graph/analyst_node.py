@@ -148,7 +148,10 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         self._check_task_tokens(call, run)
         cached = document.cached
         if not document.is_known:
-            cached = self._model.call(lambda: run.prefill(self.llm, document.shared), run.config)
+            cached = self._model.call(
+                lambda: run.prefill(self.llm, document.shared, prompt_time=call.prompt_time),
+                run.config,
+            )
         options = {**call.options, **self._expectation(cached)}
         answer = self._model.given.invoke(call.messages, run.config, **options)
         return self._output(run, cached, answer)
@@ -170,7 +173,8 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         cached = document.cached
         if not document.is_known:
             cached = await self._model.acall(
-                lambda: run.aprefill(self.llm, document.shared), run.config
+                lambda: run.aprefill(self.llm, document.shared, prompt_time=call.prompt_time),
+                run.config,
             )
         options = {**call.options, **self._expectation(cached)}
         answer = await self._model.given.ainvoke(call.messages, run.config, **options)
@@ -224,8 +228,10 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     def _check_task_tokens(self, call: _Call, run: NodeRun) -> None:
         if self.max_task_tokens is None:
             return
-        num_prompt_tokens = len(self.llm.prompt_token_ids(call.messages, **self.call_options))
-        num_tokens = num_prompt_tokens - len(self.llm.prefix_token_ids(call.shared))
+        time = call.prompt_time
+        prompt = self.llm.prompt_token_ids(call.messages, prompt_time=time, **self.call_options)
+        shared = self.llm.prefix_token_ids(call.shared, prompt_time=time)
+        num_tokens = len(prompt) - len(shared)
         if num_tokens > self.max_task_tokens:
             raise ContextBudgetError(
                 f"The task of {run.node!r} has {num_tokens} tokens, its markup included, but "
@@ -244,6 +250,8 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
             "request_name": self._finding(run),
             "n": 1,  # more would be computed for nobody
         }
+        if ref and "prompt_time" in ref:
+            options["prompt_time"] = ref["prompt_time"]
         if self.max_tokens is not None:
             options["max_tokens"] = self.max_tokens
         if self.required_prefix_tokens is not None:
@@ -326,6 +334,10 @@ class _Call:
     shared: list[BaseMessage]
     messages: list[BaseMessage]
     options: dict[str, Any]
+
+    @property
+    def prompt_time(self) -> str | None:
+        return self.options.get("prompt_time")
 
 
 def _cached_tokens(answer: AIMessage) -> int:

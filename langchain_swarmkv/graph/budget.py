@@ -4,7 +4,8 @@
     cells      documents + sum over branches that can run at once (task + max_tokens) <= n_ctx
     sequences  documents + branches that can run at once <= max_sequences
 
-A document in the pool is counted once, however many branches fork it. What can only be known when
+A document in the pool is counted once, however many branches fork it; the few tokens that open the
+turn behind it are counted for each branch. What can only be known when
 the graph runs counts as nothing, so a graph that is refused cannot fit whatever that turns out to
 be; and it is listed in the report, so that nothing passes silently.
 """
@@ -164,7 +165,7 @@ class _Budget:
     def _add_document(self, member: Member) -> None:
         node = member.node
         assert isinstance(node, DocumentNode)
-        prefix = self._counter(node.llm).prefix(node.input_key, node.instructions)
+        prefix = self._counter(node.llm).prefix(node.input_key, node.instructions, node.llm)
         pool = self._pool(node.llm)
         pool.prefixes[member.path] = prefix
         if node.pin:
@@ -198,6 +199,7 @@ class _Budget:
             yield counter.prefix(
                 node.document_key or source.input_key,
                 source.instructions if source.output_key == node.ref_key else DEFAULT_INSTRUCTIONS,
+                source.llm,
             )
 
     def _pool_budget(self, pool: _Pool) -> PoolBudget:

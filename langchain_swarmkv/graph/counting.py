@@ -67,6 +67,8 @@ class Prefix:
     messages: tuple[BaseMessage, ...]
     """The message that was counted; with a stand-in where the text is not known."""
     token_ids: tuple[int, ...]
+    prompt_time: str | None = None
+    """Date and time in the prompts, as the document's node will have them."""
 
 
 class PrefixCounter:
@@ -75,22 +77,30 @@ class PrefixCounter:
     def __init__(self, llm: ChatSwarmKV, size: DocumentSize) -> None:
         self._llm = llm
         self._size = size
-        self._prefixes: dict[tuple[str, str], Prefix] = {}
+        self._prefixes: dict[tuple[str, str, int], Prefix] = {}
 
-    def prefix(self, input_key: str, instructions: str) -> Prefix:
-        """The shared part of the document under a state key."""
-        if (input_key, instructions) not in self._prefixes:
-            self._prefixes[input_key, instructions] = self._count(input_key, instructions)
-        return self._prefixes[input_key, instructions]
+    def prefix(self, input_key: str, instructions: str, reader: ChatSwarmKV) -> Prefix:
+        """The shared part of the document under a state key.
 
-    def _count(self, input_key: str, instructions: str) -> Prefix:
+        Args:
+            input_key: the state key.
+            instructions: what stands before the document.
+            reader: the model of the document's node, whose clock decides.
+        """
+        key = input_key, instructions, id(reader)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._count(input_key, instructions, reader)
+        return self._prefixes[key]
+
+    def _count(self, input_key: str, instructions: str, reader: ChatSwarmKV) -> Prefix:
         text, num_tokens = self._size.text(input_key), self._size.tokens(input_key)
         message = document_message(_STAND_IN if text is None else text, instructions)
         if not self._size.is_given:
             key: object = (self._llm.cache_salt, input_key, instructions)
             return Prefix(key, input_key, None, 0, (message,), ())
-        ids = self._llm.prefix_token_ids([message])
-        overhead = self._overhead(_STAND_IN, instructions)
+        time = reader.prompt_time([message])
+        ids = self._llm.prefix_token_ids([message], prompt_time=time)
+        overhead = self._overhead(_STAND_IN, instructions, time)
         if text is not None:
             num_tokens = len(ids)
             # Tokens merge at the seams, in one text more than in another.
@@ -98,10 +108,11 @@ class PrefixCounter:
         elif num_tokens is not None:
             num_tokens += overhead
         key = (self._llm.cache_salt, input_key, tuple(ids))
-        return Prefix(key, input_key, num_tokens, overhead, (message,), tuple(ids))
+        return Prefix(key, input_key, num_tokens, overhead, (message,), tuple(ids), time)
 
-    def _overhead(self, text: str, instructions: str) -> int:
-        ids = self._llm.prefix_token_ids([document_message(text, instructions)])
+    def _overhead(self, text: str, instructions: str, time: str | None) -> int:
+        message = document_message(text, instructions)
+        ids = self._llm.prefix_token_ids([message], prompt_time=time)
         return len(ids) - self._llm.get_num_tokens(text)
 
     def task_tokens(self, analyst: AnalystNode, prefix: Prefix) -> int | None:
@@ -110,13 +121,12 @@ class PrefixCounter:
         if task is None or not prefix.token_ids:
             return analyst.max_task_tokens
         messages = [*prefix.messages, *task]
+        options = {**analyst.call_options, "prompt_time": prefix.prompt_time}
         if _is_slice(analyst, prefix):
             # What follows the slice does not depend on its length.
-            ids = self._llm.prompt_token_ids(
-                messages, required_prefix_tokens=1, **analyst.call_options
-            )
+            ids = self._llm.prompt_token_ids(messages, required_prefix_tokens=1, **options)
             return len(ids) - 1
-        ids = self._llm.prompt_token_ids(messages, **analyst.call_options)
+        ids = self._llm.prompt_token_ids(messages, **options)
         return len(ids) - len(prefix.token_ids)
 
 

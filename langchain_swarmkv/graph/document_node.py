@@ -70,8 +70,9 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
+        options = self._options(input)
         return self._output(
-            self._model.call(lambda: run.prefill(self.llm, shared, **self._options), run.config)
+            self._model.call(lambda: run.prefill(self.llm, shared, **options), run.config)
         )
 
     async def ainvoke(
@@ -84,15 +85,15 @@ class DocumentNode(Runnable[Any, dict[str, DocumentRef]]):
         """Like `invoke`; cancelling it stops the prefill within one chunk."""
         run = NodeRun(self.get_name(), config)
         shared = [document_message(self._text(input), self.instructions)]
+        options = self._options(input)
         return self._output(
-            await self._model.acall(
-                lambda: run.aprefill(self.llm, shared, **self._options), run.config
-            )
+            await self._model.acall(lambda: run.aprefill(self.llm, shared, **options), run.config)
         )
 
-    @property
-    def _options(self) -> dict[str, bool]:
-        return {"pin": self.pin, "persist": self.persist}
+    def _options(self, state: object) -> dict[str, Any]:
+        # A resumed thread has the reference of its first run, and with it the time in its prompts.
+        earlier = read_key(state, self.output_key) or None
+        return {"pin": self.pin, "persist": self.persist, "earlier": earlier}
 
     def _text(self, state: object) -> str:
         document = read_key(state, self.input_key)

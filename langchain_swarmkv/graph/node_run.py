@@ -124,6 +124,8 @@ class NodeRun:
         *,
         pin: bool = False,
         persist: bool = False,
+        prompt_time: str | None = None,
+        earlier: DocumentRef | None = None,
     ) -> DocumentRef:
         """`llm.prefill`, with its progress and its end told from the calling thread.
 
@@ -147,6 +149,8 @@ class NodeRun:
                     list(shared),
                     pin=pin,
                     persist=persist,
+                    prompt_time=prompt_time,
+                    earlier=earlier,
                     config=self.config,
                     on_progress=note,
                     on_finish=finished.append,
@@ -178,6 +182,8 @@ class NodeRun:
         *,
         pin: bool = False,
         persist: bool = False,
+        prompt_time: str | None = None,
+        earlier: DocumentRef | None = None,
     ) -> DocumentRef:
         """`llm.aprefill`, with its progress and its end told from the event loop."""
         relay = _LoopRelay(self._tell_progress)
@@ -186,6 +192,8 @@ class NodeRun:
                 list(shared),
                 pin=pin,
                 persist=persist,
+                prompt_time=prompt_time,
+                earlier=earlier,
                 config=self.config,
                 on_progress=_Throttle(relay),
                 on_finish=self._tell_document,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage, SystemMessage
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from langchain_swarmkv.errors import PromptError
 
@@ -21,6 +21,7 @@ __all__ = [
     "document_message",
     "document_parts",
     "document_text",
+    "num_document_messages",
 ]
 
 DocumentContent: TypeAlias = str | Document | list[Document]
@@ -52,6 +53,9 @@ class DocumentRef(TypedDict):
     """Key of the text in the state."""
     instructions: str
     """What stands before the text in the system message."""
+    prompt_time: NotRequired[str]
+    """Date and time in all prompts on it, ISO 8601 with its offset from UTC; missing where the
+    template writes none."""
 
 
 def document_text(document: object) -> str | None:
@@ -103,6 +107,19 @@ def document_parts(messages: Sequence[BaseMessage]) -> tuple[str, str]:
             before = f"{instructions}\n\n" if instructions else ""
             return str(message.text).removeprefix(before), instructions
     return "\n\n".join(str(message.text) for message in messages), ""
+
+
+def num_document_messages(messages: Sequence[BaseMessage]) -> int:
+    """How many of them, from the first on, end with a `document_message`; 0: they begin with none.
+
+    Only system messages may stand before it.
+    """
+    for place, message in enumerate(messages):
+        if message.type != "system":
+            return 0
+        if _INSTRUCTIONS_KEY in message.additional_kwargs:
+            return place + 1
+    return 0
 
 
 def document_digest(cache_salt: str, identity: str, prefix_ids: Sequence[int]) -> str:

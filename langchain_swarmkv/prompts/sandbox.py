@@ -28,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-__all__ = ["MAX_RENDERED_CHARS", "MAX_TEMPLATE_CHARS", "compile_template", "render"]
+__all__ = ["MAX_RENDERED_CHARS", "MAX_TEMPLATE_CHARS", "compile_template", "render", "strftime_at"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 1 << 25
@@ -256,9 +256,14 @@ def _raise_exception(message: object) -> NoReturn:
     raise TemplateError(_to_text(message))
 
 
-def _strftime_now(pattern: str) -> str:
-    _check_format(pattern, [pattern], ())
-    return datetime.now().strftime(pattern)
+def strftime_at(instant: datetime) -> Callable[[str], str]:
+    """The `strftime_now` of templates, for which it is always this instant."""
+
+    def strftime_now(pattern: str) -> str:
+        _check_format(pattern, [pattern], ())
+        return instant.strftime(pattern)
+
+    return strftime_now
 
 
 def _to_text(value: object) -> str:
@@ -352,7 +357,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     for name in _NO_FILTERS:
         del environment.filters[name]
     del environment.globals["lipsum"]
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    environment.globals["raise_exception"] = _raise_exception
     return environment
 
 

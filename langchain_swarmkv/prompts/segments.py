@@ -123,6 +123,10 @@ class Segmenter:
         """Whether the token adds no text to an answer."""
         return token.token_id in self._control_ids
 
+    def is_control_id(self, token_id: int) -> bool:
+        """Whether the token is one that text is cut at."""
+        return token_id in self._control_ids
+
     def hide_control(self, content: str, stand_ins: StandIns) -> str:
         """The content with a stand-in wherever a part of it could be read as control."""
         starts = sorted(self._control.starts(content))
@@ -131,15 +135,22 @@ class Segmenter:
             pieces += stand_ins.hide(content[start]), content[start + 1 : end]
         return "".join(pieces)
 
-    def encode(self, rendered: str, stand_ins: StandIns) -> list[int]:
-        """Token ids of rendered text: control tokens where it reads so, plain text elsewhere."""
+    def encode(self, rendered: str, stand_ins: StandIns, *, goes_on: bool = False) -> list[int]:
+        """Token ids of rendered text: control tokens where it reads so, plain text elsewhere.
+
+        Args:
+            rendered: the text.
+            stand_ins: what in it was hidden.
+            goes_on: it follows other text, so that SentencePiece's space must not be before it.
+        """
         ids: list[int] = []
-        for piece in self.pieces(rendered):
+        for place, piece in enumerate(self.pieces(rendered)):
             if isinstance(piece, SpecialToken):
                 ids.append(piece.token_id)
             else:
                 text = stand_ins.put_back(piece)
-                ids.extend(self._encode(text, tuple(self._cuts(piece, text))))
+                cuts = tuple(self._cuts(piece, text))
+                ids.extend(self._encode(text, cuts, goes_on=goes_on and place == 0))
         return ids
 
     def _cuts(self, piece: str, text: str) -> list[int]:
@@ -154,16 +165,16 @@ class Segmenter:
                 cuts.add(max(hidden, start + 1))
         return sorted(cuts)
 
-    def _encode(self, text: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+    def _encode(self, text: str, cuts: tuple[int, ...], *, goes_on: bool) -> tuple[int, ...]:
         # Branches on one document share its fragment, which is long to encode and worth keeping.
         if len(text) < _LONG_FRAGMENT_CHARS:
-            return self._encode_parts(text, cuts)
-        return self._encode_long(text, cuts)
+            return self._encode_parts(text, cuts, goes_on)
+        return self._encode_long(text, cuts, goes_on)
 
-    def _encode_parts(self, text: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+    def _encode_parts(self, text: str, cuts: tuple[int, ...], goes_on: bool) -> tuple[int, ...]:
         ids: list[int] = []
         for start, end in pairwise((0, *cuts, len(text))):
-            if start == 0:
+            if start == 0 and not goes_on:
                 ids += self._tokenizer.encode(text[:end])
             else:
                 guarded = self._tokenizer.encode(self._guard + text[start:end])

@@ -118,7 +118,7 @@ class _Session:
     def encoder(
         self, tokenizer: Tokenizer, chat_template: str | None, variables: Mapping[str, object]
     ) -> PromptEncoder:
-        settings = id(tokenizer), chat_template, dict(variables)
+        settings = id(tokenizer), chat_template, _told_apart(variables)
         for known, encoder in self._encoders:
             if known == settings:
                 return encoder
@@ -149,6 +149,17 @@ _sessions_lock = threading.Lock()
 def _sessions_of(key: EngineKey) -> list[_Session]:
     with _sessions_lock:
         return [session for session in _sessions if session.key == key]
+
+
+def _told_apart(value: object) -> object:
+    """Equal only for values that templates print alike: 1, 1.0 and True are equal to Python."""
+    if isinstance(value, Mapping):
+        return dict, tuple((_told_apart(k), _told_apart(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_told_apart, value))
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
+        return type(value), repr(value)
+    return type(value), id(value)  # the encoder keeps it, so that the number stays its own
 
 
 class Seat:

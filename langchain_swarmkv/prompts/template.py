@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from functools import cached_property
 from itertools import islice
 
@@ -24,7 +26,7 @@ from langchain_swarmkv.prompts.messages import (
     merge,
     with_user_text,
 )
-from langchain_swarmkv.prompts.sandbox import compile_template, render
+from langchain_swarmkv.prompts.sandbox import compile_template, render, strftime_at
 from langchain_swarmkv.prompts.segments import unused_characters
 from langchain_swarmkv.prompts.tool_style import NativeCalls, find_native_calls
 from langchain_swarmkv.prompts.tools import Tool
@@ -54,6 +56,9 @@ _REASONING_TAGS = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
+_SOME_DAY = datetime(2000, 1, 1, tzinfo=timezone.utc)
+"""When a template is asked how it writes things; what it answers must not depend on the day."""
+
 
 class ChatTemplate:
     """One template for one model.
@@ -80,11 +85,14 @@ class ChatTemplate:
         self._variables: dict[str, object] = {
             "tools": None,
             "documents": None,
+            "strftime_now": strftime_at(_SOME_DAY),
             **(variables or {}),
             "add_generation_prompt": True,
             "bos_token": control.get(tokenizer.bos_id, "") if tokenizer.bos_id is not None else "",
             "eos_token": control.get(tokenizer.eos_id, "") if tokenizer.eos_id is not None else "",
         }
+        self.reads_clock = "strftime_now" in self.source and "strftime_now" not in (variables or ())
+        """Whether prompts depend on when they are rendered."""
         try:
             self._template = compile_template(self.source)
         except Exception as error:
@@ -93,6 +101,17 @@ class ChatTemplate:
                 "Give another one as chat_template.",
                 model=self._model,
             ) from error
+
+    def at(self, instant: datetime) -> ChatTemplate:
+        """This template at an instant; all that it is asked there has the same date and time."""
+        if not self.reads_clock:
+            return self
+        for name, attribute in vars(ChatTemplate).items():
+            if isinstance(attribute, cached_property):
+                getattr(self, name)  # found out once, not again at each instant
+        template = copy.copy(self)
+        template._variables = {**self._variables, "strftime_now": strftime_at(instant)}
+        return template
 
     @cached_property
     def reasoning(self) -> ReasoningTags | None:

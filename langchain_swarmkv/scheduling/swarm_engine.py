@@ -94,6 +94,10 @@ class SwarmEngine:
         policy = _checked_policy(snapshot_policy)
         if snapshot_dir is not None:
             snapshot_store = DiskSnapshotStore(snapshot_dir)
+        self.snapshot_folder: Path | None = (
+            snapshot_store.path if isinstance(snapshot_store, DiskSnapshotStore) else None
+        )
+        """Where snapshots go on this machine; None: nowhere, or to a store without a folder."""
         stores = Stores(MemorySnapshotStore(snapshot_memory_bytes), snapshot_store, policy)
         if device_locks is None:
             lock_dir = engine.lock_dir if isinstance(engine, EngineConfig) else None

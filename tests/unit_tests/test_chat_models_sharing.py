@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
@@ -27,11 +28,14 @@ from langchain_swarmkv.errors import (
     EngineClosedError,
     PromptError,
 )
+from langchain_swarmkv.graph.analyst_node import AnalystNode
+from langchain_swarmkv.graph.document_node import DocumentNode
 from langchain_swarmkv.prompts import session
 from langchain_swarmkv.prompts.document import document_message
 from langchain_swarmkv.scheduling.request import PrefillProgress
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.statistics import RequestStatistics
+from tests.support.decode_spy import DecodeSpy
 from tests.unit_tests.chat_support import FakeModelFiles, chat, eventually, fake_model_files
 
 TALK = [SystemMessage("Be brief."), HumanMessage("Hello")]
@@ -391,3 +395,79 @@ def test_a_document_longer_than_the_context_is_refused(llm: ChatSwarmKV) -> None
         llm.prefill([document_message("x" * 10_000)])
     assert isinstance(told.value, ContextBudgetError)
     assert llm.engine_statistics().num_steps == 0
+
+
+# -- models that cannot be cut -------------------------------------------------------------------
+
+uncuttable = pytest.mark.parametrize("architecture", ["gemma3", "mamba", "jamba"])
+LONG = SystemMessage("The lamp has a hinge of brass. " * 12)
+
+
+@uncuttable
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [HumanMessage("Why?")],
+        [SystemMessage("Be brief."), HumanMessage("Why?")],
+        [ToolMessage("42", tool_call_id="1"), HumanMessage("Why?")],
+        [],
+    ],
+    ids=["user", "system", "tool", "none"],
+)
+def test_what_follows_a_document_shares_all_of_it(
+    architecture: str, tail: list[BaseMessage], tiny_gguf: Callable[..., Path], spy: DecodeSpy
+) -> None:
+    """A model that cannot be cut forks at the end of the prefill, whatever role comes next."""
+    with ChatSwarmKV(model_path=tiny_gguf(architecture), n_ctx=2048, max_tokens=1) as llm:
+        ref = llm.prefill([LONG])
+        assert ref["num_tokens"] > 300
+        spy.reset()
+        usage = llm.invoke([LONG, *tail]).usage_metadata
+        assert usage is not None
+        assert usage["input_token_details"]["cache_read"] == ref["num_tokens"]
+        assert spy.num_tokens == usage["input_tokens"] - ref["num_tokens"]
+
+
+@uncuttable
+def test_a_task_with_a_system_text_shares_the_document(
+    architecture: str, tiny_gguf: Callable[..., Path], spy: DecodeSpy
+) -> None:
+    """Each analyst computes its task alone."""
+    task = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "Why?")])
+    with ChatSwarmKV(model_path=tiny_gguf(architecture), n_ctx=2048, max_tokens=1) as llm:
+        state: dict[str, Any] = {"document": "The lamp has a hinge of brass. " * 12}
+        state |= DocumentNode(llm).invoke(state)
+        num_tokens = state["document_ref"]["num_tokens"]
+        for _ in range(2):
+            spy.reset()
+            AnalystNode(llm, task).invoke(state)
+            assert 0 < spy.num_tokens < num_tokens // 3
+
+
+# -- settings that look alike --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}], ids=["plain", "nested"])
+def test_template_variables_that_python_calls_equal_are_told_apart(
+    llm: ChatSwarmKV, wrap: Callable[[object], object]
+) -> None:
+    """1, True and 1.0 are printed differently, and so are 0.0 and -0.0."""
+    printed = []
+    for value in (1, True, 1.0, "1", 0.0, -0.0, False, 0, None):
+        update = {"chat_template": "{{ x }}", "chat_template_kwargs": {"x": wrap(value)}}
+        copied = llm.model_copy(update=update)
+        assert copied._encoder is copied._encoder
+        printed.append(llm.tokenizer.decode(copied.prompt_token_ids("hi")))
+    wanted = [str(wrap(value)) for value in (1, True, 1.0, "1", 0.0, -0.0, False, 0, None)]
+    assert printed == wanted
+
+
+def test_a_salt_of_bytes_is_refused(files: FakeModelFiles, llm: ChatSwarmKV) -> None:
+    """Wherever it is given: it would be the salt of the text that the bytes spell."""
+    with pytest.raises(ValueError, match=r"cache_salt is a bytes; give a string \(salt.hex\(\)"):
+        ChatSwarmKV(model_path=files.path(), cache_salt=b"x")
+    with pytest.raises(ConfigurationError, match="cache_salt is a bytes"):
+        llm.model_copy(update={"cache_salt": b"x"})
+    with pytest.raises(ConfigurationError, match="cache_salt is a bytes"):
+        llm.cache_salt = b"x"  # type: ignore[assignment]
+    assert llm.cache_salt == ""

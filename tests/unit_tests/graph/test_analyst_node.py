@@ -157,7 +157,7 @@ def test_what_a_task_function_appends_to_its_state_no_sibling_sees(llm: ChatSwar
 async def test_a_task_longer_than_declared_is_refused(llm: ChatSwarmKV, is_async: bool) -> None:
     """The budget was checked with what was declared."""
     task = PromptTemplate.from_template("{topic}")
-    exact = len("hinges") + len("<|>\n<|>assistant\n") - 4
+    exact = len("user\nhinges") + len("<|>\n<|>assistant\n") - 4
     assert await run(AnalystNode(llm, task, max_task_tokens=exact), STATE, is_async=is_async)
     node = AnalystNode(llm, task, max_task_tokens=exact - 1)
     with pytest.raises(ContextBudgetError, match=f"max_task_tokens={exact - 1}") as caught:

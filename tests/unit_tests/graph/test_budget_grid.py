@@ -15,6 +15,13 @@ from langchain_swarmkv.graph.budget import check_budget
 from tests.support.gates import Together
 from tests.unit_tests.graph.support import fake_llm, fan_out
 
+# Nothing stands between the document and the task, so that branches share the document alone: of
+# ChatML's opening of a turn the budget counts one for each branch, but they share it.
+NO_OPENING = (
+    "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
+
 
 @dataclass
 class Load:
@@ -52,6 +59,7 @@ def observed(load: Load, **limits: int) -> tuple[bool, bool, int]:
     """
     together = BranchesTogether(load)
     options: dict[str, Any] = {"max_batch_tokens": 64, "reply": "x" * 1000, **limits}
+    options["chat_template"] = NO_OPENING
     with fake_llm(on_decode=together, **options) as model:
         graph = load.graph(model)
         verdict = check_budget(graph, document=load.document).fits
@@ -70,7 +78,7 @@ def observed(load: Load, **limits: int) -> tuple[bool, bool, int]:
 
 def exact_needs(load: Load) -> tuple[int, int]:
     """Cells of the whole load, and positions of one branch."""
-    with fake_llm(num_cells=100_000, max_batch_tokens=64) as model:
+    with fake_llm(num_cells=100_000, max_batch_tokens=64, chat_template=NO_OPENING) as model:
         report = check_budget(load.graph(model), document=load.document)
         return report.pools[0].needed_cells, report.rows[0].needed_positions
 

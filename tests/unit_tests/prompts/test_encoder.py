@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from langchain_swarmkv.engine.fake import BOS_ID, END_ID, START_ID, FakeTokenizer
 from langchain_swarmkv.errors import ChatTemplateError, InvalidRequestError, PromptError
@@ -125,7 +131,55 @@ def test_a_prefix_of_chatml_reaches_into_the_next_turn() -> None:
     """All that is certain is shared: the document's end marker and the next turn's opening."""
     tokenizer = FakeTokenizer()
     prefix = PromptEncoder(tokenizer).shared_prefix([SystemMessage("doc")])
-    assert tokenizer.readable(prefix) == "<|im_start|>system\ndoc<|im_end|>\n<|im_start|>user\n"
+    assert tokenizer.readable(prefix) == "<|im_start|>system\ndoc<|im_end|>\n<|im_start|>"
+
+
+NEXT: dict[str, list[BaseMessage]] = {
+    "none": [],
+    "user": [HumanMessage("Why?")],
+    "system": [SystemMessage("Be brief."), HumanMessage("Why?")],
+    "assistant": [AIMessage("So."), HumanMessage("Why?")],
+    "tool": [ToolMessage("42", tool_call_id="1"), HumanMessage("Why?")],
+}
+ONE_SYSTEM_TURN = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('one system turn, first') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("role", NEXT)
+@pytest.mark.parametrize("template", [None, "plain", FOLDING, ONE_SYSTEM_TURN])
+@pytest.mark.parametrize("num_shared", [1, 2])
+def test_a_prefix_holds_whatever_role_comes_next(
+    template: str | None, role: str, num_shared: int
+) -> None:
+    """Models that cannot be cut share all of it or nothing."""
+    source = None if template == "plain" else FakeTokenizer().chat_template
+    tokenizer = MergingTokenizer(chat_template=source)
+    encoder = PromptEncoder(tokenizer, chat_template=None if template == "plain" else template)
+    shared = [SystemMessage("The document.\n"), HumanMessage("hi")][:num_shared]
+    prefix = encoder.shared_prefix(shared)
+    assert "The document" in tokenizer.decode(prefix)
+    for text in ("Be brief.", "question", "fix", "\n\n", "中文"):
+        tail = [message.model_copy(update={"content": text}) for message in NEXT[role]]
+        whole = encoder.encode([*shared, *tail])
+        assert whole[: len(prefix)] == prefix
+
+
+def test_a_role_that_moves_the_document_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Once; the prefix is for the others."""
+    moving = (
+        "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% endfor %}"
+        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    tokenizer = FakeTokenizer()
+    encoder = PromptEncoder(tokenizer, chat_template=moving)
+    for _ in range(2):
+        assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[system]sys"
+    (record,) = caplog.records
+    assert "role 'tool'" in record.getMessage()
+    assert "share 0 of " in record.getMessage()
 
 
 def test_a_folded_document_is_shared() -> None:
@@ -156,7 +210,7 @@ def test_a_system_text_that_moves_is_not_shared() -> None:
         "{% if m == last %}{{ messages[0].content }}:{% endif %}{{ m.content }}{% endfor %}"
     )
     encoder = PromptEncoder(tokenizer, chat_template=moving)
-    assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[user]sys:"
+    assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[user]sys"
     prefix = encoder.shared_prefix(TALK)
     later = encoder.encode([*TALK, AIMessage("hello"), HumanMessage("again")])
     assert later[: len(prefix)] == prefix

@@ -287,3 +287,40 @@ def test_a_long_document_about_markers_stays_text(marked: LlamaTokenizer) -> Non
     harmless = encoder.encode([document_message("x"), HumanMessage("Sum up.")])
     assert markup(marked, ids) == markup(marked, harmless)
     assert text in marked.decode(ids)
+
+
+FOLDED = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("vocabulary", [byte_level(), SENTENCE_PIECE], ids=["bytes", "pieces"])
+def test_a_slice_goes_on_without_a_space(
+    tiny_gguf: Callable[..., Path], vocabulary: Vocabulary
+) -> None:
+    """SentencePiece puts one before every text; behind a slice there is none in the prompt."""
+    tokenizer = LlamaTokenizer(tiny_gguf("llama", vocabulary=vocabulary, add_bos=True))
+    encoder = PromptEncoder(tokenizer, chat_template=FOLDED)
+    messages = [SystemMessage("The document, 2024-01."), HumanMessage("Why?")]
+    whole, prefix = encoder.encode(messages), encoder.shared_prefix(messages[:1])
+    for size in range(1, len(prefix) - 4):
+        ids = encoder.prompt_slice(messages, size).ids
+        assert ids[:size] == whole[:size]
+        assert tokenizer.decode(ids[size:]) == "\n\nWhy? [/INST]"
+
+
+@pytest.mark.parametrize("vocabulary", [byte_level(), SENTENCE_PIECE], ids=["bytes", "pieces"])
+@pytest.mark.parametrize("text", ["the", "q", "t", "a", " the", "\n\n", "\nq", "01", "don't", ""])
+def test_a_prefix_without_markup_is_not_too_long(
+    tiny_gguf: Callable[..., Path], vocabulary: Vocabulary, text: str
+) -> None:
+    """The space behind "User:" becomes part of the next word, where the vocabulary has one so."""
+    path = tiny_gguf("llama", vocabulary=vocabulary, add_bos=True, chat_template=None)
+    encoder = PromptEncoder(LlamaTokenizer(path))
+    document = SystemMessage("The document.")
+    prefix = encoder.shared_prefix([document])
+    assert len(prefix) > len("The document") // 2
+    for tail in ([HumanMessage(text)], [SystemMessage(text), HumanMessage("a")]):
+        assert encoder.encode([document, *tail])[: len(prefix)] == prefix

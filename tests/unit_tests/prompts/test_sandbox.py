@@ -68,7 +68,9 @@ def test_json_is_that_of_python(indent: int | str | None) -> None:
 
 def test_the_date_is_there() -> None:
     """With the patterns of Llama's templates."""
-    assert render("{{ strftime_now('%d %b %Y') }}") == datetime.now().strftime("%d %b %Y")
+    instant = datetime(2026, 12, 1, 23, 59, 58)
+    written = render("{{ strftime_now('%d %b %Y') }}", strftime_now=sandbox.strftime_at(instant))
+    assert written == "01 Dec 2026"
 
 
 GROW = "{{% set ns = namespace(s='aa') %}}{{% for i in range(60) %}}{}{{% endfor %}}{{{{ ns.s }}}}"
@@ -130,14 +132,15 @@ BOMBS = [
     "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
 ]
 LIMITED = """
-import json, resource, sys
+import datetime, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 from langchain_swarmkv.prompts import sandbox
 from langchain_swarmkv.prompts.sandbox import compile_template, render
 sandbox.MAX_SECONDS = 1.0
 for source in json.load(sys.stdin):
     try:
-        render(compile_template(source), {"messages": []})
+        now = sandbox.strftime_at(datetime.datetime(2026, 12, 1))
+        render(compile_template(source), {"messages": [], "strftime_now": now})
         print("rendered")
     except Exception as error:
         print(type(error).__name__)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from langchain_swarmkv.engine.contract import SpecialToken
-from langchain_swarmkv.engine.fake import FakeTokenizer
+from langchain_swarmkv.engine.fake import END_ID, FakeTokenizer
 
 CONTROL_FROM = 1000
 
@@ -37,7 +37,7 @@ class MergingTokenizer(FakeTokenizer):
     def token_bytes(self, token_id: int) -> bytes:
         if 300 <= token_id < 300 + len(WORDS):
             return WORDS[token_id - 300].encode()
-        return b"" if token_id >= CONTROL_FROM else super().token_bytes(token_id)
+        return b"" if token_id >= 300 else super().token_bytes(min(token_id, END_ID))
 
 
 def specials(controls: Iterable[str | SpecialToken]) -> dict[str, SpecialToken]:
