@@ -88,6 +88,21 @@ def test_the_prompt_is_computed_once(make_engine: MakeEngine, text: str, can_cut
     assert seen.num_finished == 5
 
 
+def test_all_are_queued_at_once(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in between would let a model that cannot be cut pass the point to fork at."""
+    engine = make_engine()
+    queued: list[int] = []
+    submit = engine._loop.submit
+
+    def counting(*requests: Any) -> None:
+        queued.append(len(requests))
+        submit(*requests)
+
+    monkeypatch.setattr(engine._loop, "submit", counting)
+    chat(engine, max_tokens=2).generate([TALK], n=4)
+    assert queued == [4]
+
+
 def test_each_answer_has_a_seed_of_its_own(make_engine: MakeEngine) -> None:
     """It is the answer that a call with this seed gives, and is told in the metadata."""
     llm = chat(make_engine(), temperature=2.0, max_tokens=12)
@@ -349,8 +364,18 @@ class Refuses(BaseCallbackHandler):
         raise Refusal
 
 
-def test_when_one_fails_the_others_end(gated: SwarmEngine, steps: Steps) -> None:
-    """Whoever reads the first one has left: nobody would read the rest."""
+def test_when_one_fails_the_others_end(
+    gated: SwarmEngine, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the first one has left: nobody would read the rest. No collector is needed."""
+    kept: list[Any] = []
+    submit_all = gated.submit_all
+
+    def keeping(*args: Any, **options: Any) -> Any:
+        kept.append(submit_all(*args, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(gated, "submit_all", keeping)
     llm = chat(gated, temperature=1.0, max_tokens=2000, ignore_eos=True)
     steps.allow(4)
     with pytest.raises(Refusal):
@@ -358,6 +383,7 @@ def test_when_one_fails_the_others_end(gated: SwarmEngine, steps: Steps) -> None
     steps.set_free()
     eventually(lambda: is_idle(gated))
     assert gated.statistics().num_cancelled == 3
+    assert len(kept[0]) == 3
 
 
 def test_an_error_of_another_answer_is_the_calls(
