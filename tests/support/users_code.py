@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def chat_models(name: str, style: dict[str, Any], tokens: int | None) -> list[Ch
             api_key=SecretStr("x"),
             max_retries=2,
             cache_salt="tenant",
+            clock=datetime(2026, 12, 1),
+            lock_dir="locks",
         ),
         # As code for models of any kind spells "as it is".
         ChatSwarmKV(
