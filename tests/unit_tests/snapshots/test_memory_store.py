@@ -138,7 +138,7 @@ def test_any_run_of_calls_equals_a_plain_list(steps: list[tuple[str, list[int]]]
 
 @pytest.mark.parametrize("keeps_evicted", [False, True])
 def test_what_waits_to_be_written_takes_room(keeps_evicted: bool) -> None:
-    """Of the same limit. Where the evicted wait too, evicting frees nothing, and none is evicted."""
+    """Of the same limit. Where the evicted wait too, evicting frees nothing: none is evicted."""
     one, other = (snapshot_of([token, 2]) for token in (1, 7))
     store = MemorySnapshotStore(one.num_bytes + 50)
     store.keeps_evicted = keeps_evicted
