@@ -7,6 +7,7 @@ the process (llama-kv-cache.cpp). Sequence ids, positions and sizes are checked 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = ["ContextHandle", "ContextSettings", "Head"]
 Head = tuple[int, Callable[[memoryview], bytes]]
 """How many bytes stand before a state, and what makes them from the state's."""
 
+_HUGE_BYTES = 4 << 20
 _CELLS_STEP = 256  # llama.cpp rounds the number of cells up to this
 # enum ggml_type, ggml.h; llama_cpp does not name all of them
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
@@ -244,7 +246,22 @@ def _new_bytes(num_bytes: int) -> tuple[bytes, int]:
     saved: bytes = new(None, num_bytes)
     address = ctypes.cast(ctypes.c_char_p(saved), ctypes.c_void_p).value
     assert address is not None
+    _ask_for_huge_pages(address, num_bytes)
     return saved, address
+
+
+def _ask_for_huge_pages(address: int, num_bytes: int) -> None:
+    """A hint, as numpy gives it for its arrays: a tenth of the page faults while 46 MB are filled.
+
+    Those would take longer than writing the state does.
+    """
+    if num_bytes < _HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise: Any = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(first, end - first, mmap.MADV_HUGEPAGE)
 
 
 class _BatchArrays:

@@ -336,9 +336,7 @@ class SnapshotTiers:
     def may_write(self, num_bytes: int) -> bool:
         """Whether a copy of so many bytes should be made to be written by itself."""
         if not self._disk_may_take(num_bytes):
-            self._note_failure(
-                "written", f"its {num_bytes} bytes are more than the store's max_bytes"
-            )
+            self._note_failure("written", _no_room_on_disk(num_bytes, self.disk))
             return False
         if not self._queue_has_room(num_bytes):
             self._note_slow_disk(num_bytes)
@@ -429,8 +427,7 @@ class SnapshotTiers:
                 return  # another process wrote it, or this one long ago
             if not self.disk.put(snapshot):
                 raise SnapshotStorageError(
-                    f"A snapshot of {snapshot.num_bytes} bytes has no room in a store of "
-                    f"{self.disk.max_bytes} bytes; raise its max_bytes.",
+                    _no_room_on_disk(snapshot.num_bytes, self.disk),
                     num_bytes=snapshot.num_bytes,
                     max_bytes=self.disk.max_bytes,
                 )
@@ -518,6 +515,14 @@ class SnapshotTiers:
             self._told_at = {kind: now, **told_at}
         if kind not in told_at:
             _log.warning("%s", text)
+
+
+def _no_room_on_disk(num_bytes: int, disk: SnapshotStore | None) -> str:
+    max_bytes = getattr(disk, "max_bytes", 0)
+    return (
+        f"A snapshot of {num_bytes} bytes has no room in a store of {max_bytes} bytes; raise its "
+        "max_bytes."
+    )
 
 
 def _lacks_logits(found: FoundPrefix, num_tokens: int) -> bool:

@@ -271,6 +271,7 @@ def test_a_slow_disk_takes_no_memory_without_bound(
             engine.submit(piece(name, 400), PREFILL).result(WAIT_SECONDS)
         assert engine.statistics().num_snapshots_dropped_disk_slow == 1
         assert engine._loop._tiers._queued_bytes <= size + 100
+        assert not engine._loop._tiers.memory.may_take(size)
         assert "slower than the engine" in caplog.text
         asked = engine.submit(piece("D", 400), PREFILL, persist=True)
         store.is_going_on.set()

@@ -134,3 +134,19 @@ def test_any_run_of_calls_equals_a_plain_list(steps: list[tuple[str, list[int]]]
         assert len(store) == len(kept)
         assert store.num_bytes == sum(map(size, kept)) <= max_bytes
         store._index.check()
+
+
+@pytest.mark.parametrize("keeps_evicted", [False, True])
+def test_what_waits_to_be_written_takes_room(keeps_evicted: bool) -> None:
+    """Of the same limit. Where the evicted wait too, evicting frees nothing: none is evicted."""
+    one, other = (snapshot_of([token, 2]) for token in (1, 7))
+    store = MemorySnapshotStore(one.num_bytes + 50)
+    store.keeps_evicted = keeps_evicted
+    assert store.put(one)
+    assert store.may_take(other.num_bytes)
+    store.reserved_bytes = lambda: 51
+    assert not store.may_take(other.num_bytes)
+    assert not store.put(other)
+    store.reserved_bytes = lambda: 50
+    assert store.put(other) is not keeps_evicted
+    assert [held.tokens for held in store.snapshots()] == [one.tokens if keeps_evicted else (7, 2)]
