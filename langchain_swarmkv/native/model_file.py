@@ -138,7 +138,7 @@ def _check_writes(path: Path, architecture: object, values: dict[str, object]) -
         return
     kind = "a reranking model" if pooling == _RANKING else "an embedding model"
     raise UnsupportedModelError(
-        f"{path} is {kind} (architecture {architecture}), it cannot write. Give a model that "
+        f"{path} is {kind}, it cannot write. Its architecture is {architecture}; give a model that "
         "generates text.",
         path=path,
         architecture=architecture,

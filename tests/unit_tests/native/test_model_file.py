@@ -121,7 +121,7 @@ def test_a_model_that_embeds_is_refused_by_its_name(
         read_file_facts,
         lambda path: ModelHandle(path, vocab_only=True),
     ):
-        with pytest.raises(UnsupportedModelError, match=f"is {kind} .*it cannot write"):
+        with pytest.raises(UnsupportedModelError, match=f"is {kind}, it cannot write"):
             use(path)
     check_model(header_only(tmp_path / "writes.gguf", "qwen3", pooling_type=0))
 
