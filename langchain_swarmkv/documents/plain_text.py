@@ -40,7 +40,10 @@ _OTHER_FILES = (
     (b"\x7fELF", "it is a program"),
 )
 
-_MAX_CONTROL_SHARE = 0.02
+_MAX_CONTROL_SHARE = 0.05
+"""Of control characters in a text; programs and pictures have more than a tenth."""
+_WIDE_CONTROL_SHARE = 0.02
+"""Of control bytes, from which on a file may be UTF-16 or UTF-32."""
 _FEW_CONTROLS = 3
 """So many are no proof against a short text."""
 
@@ -99,7 +102,7 @@ def _find(data: bytes) -> tuple[str, str | None]:
             return encoding, None
     if b"\x1b$" in data and _is_valid(data, "iso2022_jp"):
         return "iso2022_jp", None
-    if num_controls(data.decode("latin-1")) > max(_FEW_CONTROLS, _MAX_CONTROL_SHARE * len(data)):
+    if num_controls(data.decode("latin-1")) > max(_FEW_CONTROLS, _WIDE_CONTROL_SHARE * len(data)):
         wide = wide_encoding(data)
         if wide:
             return wide, f"It has no byte order mark; it looks like {_name(wide)}. {_ADVICE}"

@@ -229,7 +229,7 @@ def test_a_document_too_long_is_refused_with_what_would_fit(tmp_path: Path) -> N
     [
         ("empty.txt", b"", "empty"),
         ("blank.md", b"\n \n", "empty"),
-        ("picture.txt", b"\x89PNG\x00\x01" + bytes(range(256)), "encoding"),
+        ("picture.txt", b"\x89PNG\x00\x01" + bytes(range(256)), "it is a picture"),
         ("broken.pdf", b"%PDF-1.7\nbroken", "no readable PDF"),
         ("letter.docx", b"text", ".txt, .md, .pdf"),
         ("missing.txt", None, "No such file"),
