@@ -147,7 +147,7 @@ class ChatSwarmKV(DocumentModel):
             snapshot_policy: SnapshotPolicy | SnapshotPolicyName | None = ...,
             chat_template: str | None = ...,
             chat_template_kwargs: Mapping[str, Any] | None = ...,
-            clock: datetime | str | Callable[[], datetime] | None = ...,
+            clock: datetime | Callable[[], datetime] | None = ...,
             keep_reasoning: bool | None = ...,
             cache_salt: str = ...,
             timeout: float | None = ...,
