@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -147,6 +148,7 @@ class ChatSwarmKV(DocumentModel):
             snapshot_policy: SnapshotPolicy | SnapshotPolicyName | None = ...,
             chat_template: str | None = ...,
             chat_template_kwargs: Mapping[str, Any] | None = ...,
+            clock: datetime | Callable[[], datetime] | None = ...,
             keep_reasoning: bool | None = ...,
             clock: Clock | None = ...,
             cache_salt: str = ...,

@@ -149,8 +149,10 @@ ONE_SYSTEM_TURN = (
 
 
 @pytest.mark.parametrize("role", NEXT)
-@pytest.mark.parametrize("template", [None, "plain", FOLDING, ONE_SYSTEM_TURN])
-@pytest.mark.parametrize("num_shared", [1, 2])
+@pytest.mark.parametrize(
+    ("template", "num_shared"),
+    [(t, n) for t in (None, "plain", FOLDING) for n in (1, 2)] + [(ONE_SYSTEM_TURN, 1)],
+)
 def test_a_prefix_holds_whatever_role_comes_next(
     template: str | None, role: str, num_shared: int
 ) -> None:
@@ -170,16 +172,16 @@ def test_a_prefix_holds_whatever_role_comes_next(
 def test_a_role_that_moves_the_document_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Once; the prefix is for the others."""
     moving = (
-        "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% endfor %}"
-        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% for m in messages[::-1] if m.role == 'system' %}[{{ m.content }}]{% endfor %}"
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     )
     tokenizer = FakeTokenizer()
     encoder = PromptEncoder(tokenizer, chat_template=moving)
     for _ in range(2):
-        assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[system]sys"
+        assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[sys]"
     (record,) = caplog.records
-    assert "role 'tool'" in record.getMessage()
-    assert "share 0 of " in record.getMessage()
+    assert "role 'system'" in record.getMessage()
+    assert "share 1 of 5 " in record.getMessage()
 
 
 def test_a_folded_document_is_shared() -> None:
