@@ -53,7 +53,6 @@ from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.answering import Answering, Answers
 from langchain_swarmkv.prompts.answers import PROVIDER
 from langchain_swarmkv.prompts.call import Call
-from langchain_swarmkv.prompts.clock import Clock
 from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.structured_output import AnswerObjectParser, structured
 from langchain_swarmkv.prompts.tools import ToolLike, openai_tools
@@ -150,7 +149,6 @@ class ChatSwarmKV(DocumentModel):
             chat_template_kwargs: Mapping[str, Any] | None = ...,
             clock: datetime | Callable[[], datetime] | None = ...,
             keep_reasoning: bool | None = ...,
-            clock: Clock | None = ...,
             cache_salt: str = ...,
             timeout: float | None = ...,
             streaming: bool | None = ...,
