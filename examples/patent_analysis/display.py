@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
@@ -67,7 +69,7 @@ class PlainDisplay:
 class LiveDisplay:
     """A bar for the prefill and a row for each analyst, redrawn in place."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, analysts: Iterable[str] = TASKS) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -79,7 +81,7 @@ class LiveDisplay:
             expand=True,
         )
         self._prefill = self._progress.add_task("Loading the model", total=None)
-        self._rows = {name: _Row() for name in TASKS}
+        self._rows = {name: _Row() for name in analysts}
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8)
 
     def __enter__(self) -> LiveDisplay:
@@ -146,6 +148,6 @@ class _Row:
         return "…" + line
 
 
-def display_for(console: Console) -> PlainDisplay | LiveDisplay:
+def display_for(console: Console, analysts: Iterable[str] = TASKS) -> PlainDisplay | LiveDisplay:
     """The one that suits where the console writes to."""
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+    return LiveDisplay(console, analysts) if console.is_terminal else PlainDisplay(console)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from langchain_swarmkv import ChatSwarmKV
 
-from .graph import TASKS, build_graph
+from .graph import TASKS, Tasks, build_graph
 from .results import Analysis, AnalystResult, DocumentResult
 
 PACKAGES = ("langchain-swarmkv", "llama-cpp-python", "langchain-core", "langgraph")
@@ -38,16 +38,23 @@ class Observer(Protocol):
         """An analyst's answer is complete."""
 
 
-async def analyse(llm: ChatSwarmKV, document: str, observer: Observer) -> Analysis:
-    """Let the six analysts read `document`.
+async def analyse(
+    llm: ChatSwarmKV,
+    document: str,
+    observer: Observer,
+    tasks: Tasks = TASKS,
+    *,
+    allow_waves: bool = False,
+) -> Analysis:
+    """Let an analyst for each of the tasks read `document`.
 
     Raises:
         ContextBudgetError: document, tasks and answers do not fit; nothing has been loaded.
         SwarmKVError: the model cannot be used, or the run failed.
     """
-    app = build_graph(llm).compile(document=document)
+    app = build_graph(llm, tasks).compile(document=document, allow_waves=allow_waves)
     started = time.perf_counter()
-    follower = _Follower(observer)
+    follower = _Follower(observer, tasks)
     given: Any = {"document": document}
     with observer:
         async for mode, event in app.astream(given, stream_mode=["custom", "messages", "updates"]):
@@ -58,10 +65,10 @@ async def analyse(llm: ChatSwarmKV, document: str, observer: Observer) -> Analys
 class _Follower:
     """Sorts the three streams: measurements, tokens, and what the nodes returned."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, tasks: Tasks) -> None:
         self._observer = observer
         self._document: DocumentResult | None = None
-        self._texts = dict.fromkeys(TASKS, "")
+        self._texts = dict.fromkeys(tasks, "")
         self._analysts: dict[str, AnalystResult] = {}
         self._report = ""
 
@@ -96,7 +103,7 @@ class _Follower:
         return Analysis(
             model=llm.model_name,
             document=self._document,
-            analysts=tuple(self._analysts[name] for name in TASKS),
+            analysts=tuple(self._analysts[name] for name in self._texts),
             report=self._report,
             engine=_public(asdict(llm.engine_statistics())),
             versions={package: version(package) for package in PACKAGES},

@@ -20,10 +20,10 @@ from rich.progress import (
 from langchain_swarmkv.chat_models import ChatSwarmKV
 from langchain_swarmkv.cli.console import (
     DocumentEncoding,
-    default_model,
     errors_in_one_line,
     notice_on_stderr,
 )
+from langchain_swarmkv.cli.demo_model import demo_model
 from langchain_swarmkv.cli.snapshots_command import KeyFile, read_key
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.documents import read_document
@@ -67,7 +67,7 @@ def prefill(
     """Prefill a document and leave its KV in a folder, for runs to come."""
     with errors_in_one_line():
         read = read_document(document, encoding=encoding, on_notice=notice_on_stderr)
-        chosen = {"model_path": model or default_model(), "n_ctx": n_ctx, "n_threads": threads}
+        chosen = {"model_path": model or demo_model().path, "n_ctx": n_ctx, "n_threads": threads}
         config = EngineConfig(**{**chosen, **dict(map(_setting, settings or []))})
         store = DiskSnapshotStore(snapshot_dir, key=read_key(key_file))
         ref, statistics = _prefill(config, store, cache_salt, document_message(read, instructions))

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["weights_digest"]
+__all__ = ["cache_folder", "weights_digest"]
 
 _REMEMBERED_BYTES = 64 << 20
 """Smaller files are digested as fast as a cache is read."""
@@ -49,9 +49,14 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _cache_path() -> Path:
+def cache_folder() -> Path:
+    """Where the package keeps what it can make again, `$XDG_CACHE_HOME/swarmkv`."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "swarmkv" / "digests.json"
+    return Path(root) / "swarmkv"
+
+
+def _cache_path() -> Path:
+    return cache_folder() / "digests.json"
 
 
 def _remembered() -> dict[str, list[object]]:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from langchain_swarmkv import ChatSwarmKV, DecodeFatalError, FakeEngine, SwarmEngine, cli
 from langchain_swarmkv.cli import console, demo_command
+from langchain_swarmkv.cli.demo_model import DemoModel
 
 ROOT = Path(cli.__file__).parents[2]
 ANALYSTS = [
@@ -58,6 +59,8 @@ def fake_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return ChatSwarmKV(engine=engines[-1], **sampling)
 
     monkeypatch.setattr(demo_command, "ChatSwarmKV", chat_model)
+    own = DemoModel(Path("own.gguf"), "From a copy.")
+    monkeypatch.setattr(demo_command, "demo_model", lambda: own)
     yield
     for engine in engines:
         engine.close()
@@ -110,7 +113,8 @@ def test_without_a_command_the_help_is_shown() -> None:
 @pytest.mark.usefixtures("fake_model")
 def test_the_demo_prints_report_and_numbers(document: Path) -> None:
     """Report and summary go to stdout, progress to stderr, both without escape sequences."""
-    result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--max-tokens", 64)
+    asked = ("--document", document, "--n-ctx", 4096, "--max-tokens", 64)
+    result = swarmkv("demo", "--model", "any.gguf", *asked)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     assert "## Freedom to operate\n\nAn answer with [markup]." in result.stdout
@@ -125,7 +129,11 @@ def test_the_demo_prints_report_and_numbers(document: Path) -> None:
 def test_the_default_model_comes_with_a_warning_about_its_prose(document: Path) -> None:
     """Only without --model: who gave a model knows what it is."""
     demo = partial(swarmkv, "demo", "--document", document, "--n-ctx", 4096)
-    assert "not the prose" in " ".join(demo().stdout.split())
+    own = demo()
+    assert own.exit_code == 0, own.output
+    assert "not the prose" in " ".join(own.stdout.split())
+    assert "From a copy." in " ".join(own.stdout.split())
+    assert "## Claimed system\n\nThe system comprises " in own.stdout
     assert "not the prose" not in " ".join(demo("--model", "any.gguf").stdout.split())
 
 
@@ -134,7 +142,7 @@ def test_json_and_html_are_written(document: Path, tmp_path: Path) -> None:
     """The document is computed once; every analyst reuses it; the page holds the report."""
     json_out, html_out = tmp_path / "out.json", tmp_path / "out.html"
     arguments = ("--document", document, "--n-ctx", 4096, "--json", json_out, "--html", html_out)
-    result = swarmkv("demo", *arguments)
+    result = swarmkv("demo", "--model", "any.gguf", *arguments)
     assert result.exit_code == 0, result.output
     run = json.loads(json_out.read_text(encoding="utf-8"))
     assert [analyst["name"] for analyst in run["analysts"]] == ANALYSTS
@@ -220,8 +228,18 @@ def test_a_document_too_long_is_refused_with_what_would_fit(tmp_path: Path) -> N
     document = tmp_path / "long.txt"
     document.write_text("word " * 2000)
     result = swarmkv("demo", "--document", document, "--n-ctx", 4096, "--json", tmp_path / "o.json")
-    assert_refused(result, "4096", "document")
+    assert_refused(result, "4096", "a document of at most")
     assert not (tmp_path / "o.json").exists()
+
+
+@pytest.mark.usefixtures("fake_model")
+def test_what_would_fit_is_spelled_as_options_that_there_are(tmp_path: Path) -> None:
+    """And the option does what the message says."""
+    document = tmp_path / "long.txt"
+    document.write_text("word " * 700)
+    asked = ("demo", "--document", document, "--n-ctx", 4096)
+    assert_refused(swarmkv(*asked), "at once", "--n-ctx ", "--max-tokens ", "--allow-waves")
+    assert swarmkv(*asked, "--allow-waves").exit_code == 0
 
 
 @pytest.mark.parametrize(
