@@ -245,6 +245,7 @@ class SwarmEngine:
             persist=persist,
             timeout_seconds=timeout_seconds,
             marks=marks,
+            stop_controls=self._stop_controls(params.stop),
             compiled_guide=compiled_guide,
             expected_cached_tokens=expected_cached_tokens,
             twin=twin,
@@ -262,6 +263,16 @@ class SwarmEngine:
             now=self._loop.scheduler.now,
             **options,
         )
+
+    def _stop_controls(self, stop: Sequence[str]) -> dict[int, str]:
+        """The control tokens that stand in stop strings, whose texts the answer does not show."""
+        if not stop:
+            return {}
+        return {
+            token.token_id: text
+            for text, token in self.tokenizer.special_tokens.items()
+            if any(text in one for one in stop)
+        }
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         try:

@@ -302,6 +302,45 @@ def test_a_guide_decides_what_an_answer_is() -> None:
     assert any(told.top[0][0] != told.token_id for told in result.logprobs)
 
 
+@pytest.mark.parametrize("marks", [{}, {START_ID: "\ud800", END_ID: "\ud801"}])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|im_start|>", "abc"),
+        ("c<|im_start|>", "ab"),
+        ("<|im_start|>d", "abc"),
+        ("c<|im_start|>d", "ab"),
+        ("e<|im_end|>", "abc{mark}d"),
+        ("<", "abc{mark}de"),
+    ],
+)
+def test_a_stop_string_with_a_control_token_stops(
+    marks: dict[int, str], stop: str, text: str
+) -> None:
+    """I4: also one that ends answers by itself, and beside marks; the stop is not told."""
+    guide = "start: /abc/ <|im_start|> /de/"
+    with open_swarm(FakeEngine()) as engine:
+        params = SamplingParams(guide=guide, stop=(stop,))
+        handle = engine.submit([1, 2], params, marks=marks)
+        pieces = [chunk.text for chunk in handle]
+        result = handle.result(WAIT_SECONDS)
+    assert result.text == text.format(mark=marks.get(START_ID, ""))
+    assert "".join(pieces) == result.text
+    assert result.finish_reason == "stop"
+
+
+def test_a_stop_string_outdoes_ignore_eos() -> None:
+    """I4: an end that is ignored, and named as a stop string."""
+    wanted: dict[str, Any] = {"logit_bias": {END_ID: 1e6}, "max_tokens": 5, "ignore_eos": True}
+    with open_swarm(FakeEngine()) as engine:
+        free = engine.submit([1, 2], SamplingParams(**wanted)).result(WAIT_SECONDS)
+        held = engine.submit([1, 2], SamplingParams(stop=("<|im_end|>",), **wanted)).result(
+            WAIT_SECONDS
+        )
+    assert (free.text, free.token_ids, free.finish_reason) == ("", (END_ID,) * 5, "length")
+    assert (held.text, held.token_ids, held.finish_reason) == ("", (END_ID,), "stop")
+
+
 def test_marks_show_control_tokens_in_the_text() -> None:
     """At their places, in chunks and result; one that ends the answer is not written."""
     guide = "start: /[a]é/ <|im_start|> /b/ <|im_start|>"
