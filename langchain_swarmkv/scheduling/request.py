@@ -420,7 +420,11 @@ class RequestHandle:
             self._cancel(self._request)
 
     def on_progress(self, callback: Callable[[PrefillProgress], None]) -> None:
-        """Call `callback` on the engine thread after each prefill chunk. It must be quick."""
+        """Call `callback` on the engine thread after each prefill chunk. It must be quick.
+
+        It may submit, cancel and close; where it would wait for a request, of whichever engine, it
+        gets InvalidRequestError.
+        """
         self._request.progress_callbacks.append(callback)
 
     @property

@@ -33,6 +33,7 @@ from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.engine_loop import EngineLoop, Stores
 from langchain_swarmkv.scheduling.process_lock import lock_folder
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
+from langchain_swarmkv.scheduling.signals import check_may_wait
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
@@ -359,11 +360,7 @@ class SwarmEngine:
             SwarmKVError: as `submit`, or whatever makes the prefill fail.
         """
         self._loop.check_usable()
-        if self._loop.is_current_thread:
-            raise InvalidRequestError(
-                "snapshot was called by a progress callback, on the thread that would have to "
-                "compute it; call it on another."
-            )
+        check_may_wait("snapshot")
         request = self._request(
             tokens, SamplingParams(max_tokens=0), cache_salt=cache_salt, wants_snapshot=True
         )
