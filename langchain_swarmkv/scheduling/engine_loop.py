@@ -10,8 +10,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine
