@@ -374,7 +374,8 @@ class SamplingParams(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict)
     """Added to the logits of these token ids, up to a million; -inf forbids a token."""
     stop: Stop = ()
-    """Generation ends before any of these; they are not part of the text."""
+    """Generation ends before any of these; they are not part of the text. A control token counts
+    as its own text, whole: `"<|im_start|>"` ends an answer there."""
     logprobs: Annotated[int, Field(ge=0, le=64)] | None = None
     """Report each token's log probability and that many alternatives; None: neither."""
     grammar: str | None = None

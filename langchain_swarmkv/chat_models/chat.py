@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from functools import cache
 from importlib import metadata
@@ -35,7 +35,7 @@ from typing_extensions import Self, override
 
 from langchain_swarmkv.chat_models.documents import DocumentModel
 from langchain_swarmkv.chat_models.engine_model import hint_at_names, validated
-from langchain_swarmkv.chat_models.threads import on_thread
+from langchain_swarmkv.chat_models.threads import on_thread, start_on_thread
 from langchain_swarmkv.config import (
     EngineConfig,
     FlashAttention,
@@ -273,6 +273,12 @@ class ChatSwarmKV(DocumentModel):
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
     ) -> Answers:
         """Encode, load what is not loaded, and queue. May take a while: not for an event loop."""
+        return self._prepared(messages, stop, options)()
+
+    def _prepared(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> Callable[[], Answers]:
+        """Encode, and return what is left to do with an engine."""
         n = self._num_answers(options)
         call = Call.read(options)
         instant = self._prompt_instant(messages, options.get("prompt_time"), is_asked=True)
@@ -282,29 +288,39 @@ class ChatSwarmKV(DocumentModel):
         guide = call.guide(style, prompt.thinking)
         if guide is not None:
             params = _guided(params, guide)
-        handles = self._send_all(
-            prompt.ids,
-            _each_its_seed(params, n),
-            name=options.get("request_name", ""),
-            keep_prefix=options.get("keep_prefix", True),
-            expected_cached_tokens=options.get("expected_cached_tokens", 0),
-            marks=style.marks.by_token,
-        )
-        return Answers(
-            [
-                Answering(
-                    handle, call.parser(style, prompt.thinking), self.model_name, self.tokenizer
-                )
-                for handle in handles
-            ]
-        )
+
+        def send() -> Answers:
+            handles = self._send_all(
+                prompt.ids,
+                _each_its_seed(params, n),
+                name=options.get("request_name", ""),
+                keep_prefix=options.get("keep_prefix", True),
+                expected_cached_tokens=options.get("expected_cached_tokens", 0),
+                marks=style.marks.by_token,
+            )
+            return Answers(
+                [
+                    Answering(
+                        handle, call.parser(style, prompt.thinking), self.model_name, self.tokenizer
+                    )
+                    for handle in handles
+                ]
+            )
+
+        return send
 
     async def _asubmit(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
     ) -> Answers:
-        return await on_thread(
-            lambda: self._submit(messages, stop, options), handle_of=lambda answers: answers
-        )
+        def submit() -> Answers:
+            return self._submit(messages, stop, options)
+
+        send = submit
+        if self._must_load:
+            # A wrong prompt is told before the load.
+            send = await on_thread(lambda: self._prepared(messages, stop, options))
+            await self._aload()
+        return await start_on_thread(send, handle_of=lambda answers: answers)
 
     @override
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
@@ -431,6 +447,10 @@ def _say_that_greedy_answers_are_equal() -> None:
 @cache
 def _package_version() -> str:
     return metadata.version(_PACKAGE)
+
+
+with suppress(metadata.PackageNotFoundError):
+    _package_version()  # read now: models may be made on an event loop
 
 
 def _guided(params: SamplingParams, guide: str) -> SamplingParams:

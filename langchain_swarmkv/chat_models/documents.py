@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from langchain_swarmkv.chat_models.engine_model import EngineModel
-from langchain_swarmkv.chat_models.threads import on_thread
+from langchain_swarmkv.chat_models.threads import on_own_thread, on_thread, start_on_thread
 from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.errors import DocumentMissingError, SnapshotFormatError
 from langchain_swarmkv.prompts.clock import as_instant, run_digests
@@ -90,7 +89,8 @@ class DocumentModel(EngineModel):
         on_finish: Callable[[RequestStatistics], None] | None = None,
     ) -> DocumentRef:
         """Like `prefill`; cancelling it stops the work within one chunk."""
-        document, handle = await on_thread(
+        await self._aload()
+        document, handle = await start_on_thread(
             lambda: self._start_prefill(
                 messages, config, pin=pin, persist=persist, prompt_time=prompt_time, earlier=earlier
             ),
@@ -102,7 +102,7 @@ class DocumentModel(EngineModel):
         progress.finish()
         if document.noted is None:
             return self._remember(document)
-        return await asyncio.to_thread(self._remember, document)  # it writes a note
+        return await on_thread(lambda: self._remember(document))  # it writes a note
 
     def _start_prefill(
         self,
@@ -179,8 +179,9 @@ class DocumentModel(EngineModel):
 
     async def ahandoff(self, messages: LanguageModelInput) -> DocumentRef:
         """Like `handoff`."""
-        engine = await asyncio.to_thread(self._engine)
-        return await self.aprefill(messages, pin=False, persist=engine.has_disk)
+        await self._aload()
+        has_disk = await on_thread(lambda: self._engine().has_disk)
+        return await self.aprefill(messages, pin=False, persist=has_disk)
 
     def save(self, ref: DocumentRef, path: Path | str, *, key: bytes | None = None) -> int:
         """Write a prefilled document to a file of its own, with its text, for `load`.
@@ -216,7 +217,7 @@ class DocumentModel(EngineModel):
 
     async def asave(self, ref: DocumentRef, path: Path | str, *, key: bytes | None = None) -> int:
         """Like `save`, beside the event loop."""
-        return await asyncio.to_thread(self.save, ref, path, key=key)
+        return await on_own_thread(lambda: self.save(ref, path, key=key))
 
     def load(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
         """Make a document that `save` wrote one that is in the cache; no prefill.
@@ -240,7 +241,7 @@ class DocumentModel(EngineModel):
 
     async def aload(self, path: Path | str, *, key: bytes | None = None) -> DocumentRef:
         """Like `load`, beside the event loop."""
-        return await asyncio.to_thread(self.load, path, key=key)
+        return await on_own_thread(lambda: self.load(path, key=key))
 
     def release(self, ref: DocumentRef) -> bool:
         """Let the document be evicted. False: it was not pinned, which is harmless."""

@@ -10,10 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from langchain_core.callbacks import Callbacks
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.model_profile import ModelProfile
 from langchain_core.messages import BaseMessage, MessageLikeRepresentation
+from langchain_core.outputs import LLMResult
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,6 +27,7 @@ from pydantic import (
 )
 from typing_extensions import Self, override
 
+from langchain_swarmkv.chat_models.threads import on_own_thread, on_thread, once_for_all
 from langchain_swarmkv.config import (
     EngineConfig,
     FlashAttention,
@@ -47,6 +50,7 @@ from langchain_swarmkv.prompts.messages import as_messages, template_messages
 from langchain_swarmkv.prompts.session import EngineKey, Seat
 from langchain_swarmkv.prompts.time_notes import read_note
 from langchain_swarmkv.scheduling.request import RequestHandle
+from langchain_swarmkv.scheduling.signals import is_loop_thread
 from langchain_swarmkv.scheduling.swarm_engine import SwarmEngine
 from langchain_swarmkv.snapshots.snapshot_file import expanded
 from langchain_swarmkv.statistics import EngineStatistics
@@ -189,6 +193,9 @@ class EngineModel(BaseChatModel):
     """Not used: there is no connection that could fail. See `with_retry`."""
 
     _seat: Seat = PrivateAttr()
+    _seen_files: dict[EngineConfig, tuple[tuple[int, int] | None, ...]] = PrivateAttr(
+        default_factory=dict
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -256,6 +263,11 @@ class EngineModel(BaseChatModel):
         """
         return self.engine.tokenizer if self.engine is not None else self._seat.tokenizer()
 
+    @property
+    def _known_tokenizer(self) -> Tokenizer | None:
+        """The vocabulary, if no file must be read for it."""
+        return self.engine.tokenizer if self.engine is not None else self._seat.known_tokenizer
+
     def engine_statistics(self) -> EngineStatistics:
         """What the engine has done so far, for all its users."""
         return self._engine().statistics()
@@ -263,6 +275,21 @@ class EngineModel(BaseChatModel):
     def close(self) -> None:
         """Give the engine back; harmless twice. Copies and other objects keep theirs."""
         self._seat.leave()
+
+    async def aclose(self) -> None:
+        """Like `close`, beside the event loop; it goes on if the caller is cancelled."""
+        await on_own_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -282,6 +309,20 @@ class EngineModel(BaseChatModel):
     def _engine(self) -> SwarmEngine:
         self._seat.check_open()
         return self.engine if self.engine is not None else self._seat.engine()
+
+    @property
+    def _must_load(self) -> bool:
+        """Whether the next call waits for a load."""
+        if self.engine is not None:
+            return False
+        loaded = self._seat.loaded_engine
+        return loaded is None or loaded.closed
+
+    async def _aload(self) -> None:
+        """Load the engine, if need be; one thread does, and none waits for it."""
+        self._seat.check_open()
+        if self._must_load:
+            await once_for_all(self._seat.load)
 
     def _send(self, ids: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
         return self._send_all(ids, [params], **options)[0]
@@ -361,11 +402,18 @@ class EngineModel(BaseChatModel):
             return super().__getattr__(name)
 
     def _own_profile(self) -> ModelProfile:
+        """What the model can do.
+
+        On an event loop no file is read for it: until a call has done so, `n_ctx` alone bounds the
+        input there.
+        """
         n_ctx = self.n_ctx if self.engine is None else self.engine.limits.num_cells
         try:
-            n_ctx = min(n_ctx, self.tokenizer.n_ctx_train)
+            tokenizer = self._known_tokenizer if is_loop_thread() else self.tokenizer
         except ModelError:
-            pass  # there is no such file yet
+            tokenizer = None  # there is no such file yet
+        if tokenizer is not None:
+            n_ctx = min(n_ctx, tokenizer.n_ctx_train)
         return ModelProfile(
             name=self.model_name,
             # The largest prompt that has room for its answer.
@@ -542,9 +590,7 @@ class EngineModel(BaseChatModel):
         salt = self.cache_salt.encode("utf-8", "surrogatepass")
         return {
             "model": config.model_dump(mode="json") if config else None,
-            "model_identity": (
-                tuple(map(_file_identity, config.files)) if config else self._given_identity
-            ),
+            "model_identity": self._file_identities(config) if config else self._given_identity,
             # LangChain puts the stop of a call under "stop", where it would hide the field's.
             "default_stop": self.stop,
             "n": self.n,
@@ -557,6 +603,31 @@ class EngineModel(BaseChatModel):
             # Traces and caches get to see these parameters, and a salt is a secret.
             "cache_salt": hashlib.sha256(salt).hexdigest(),
         }
+
+    def _file_identities(self, config: EngineConfig) -> tuple[tuple[int, int] | None, ...]:
+        """Size and time of change of each file.
+
+        An event loop must not wait for a disk: there they are as another thread last saw them,
+        which each `agenerate` has one do.
+        """
+        if is_loop_thread():
+            return self._seen_files.get(config, ())
+        found = tuple(map(_file_identity, config.files))
+        self._seen_files = {config: found}
+        return found
+
+    @override
+    async def agenerate(
+        self,
+        messages: list[list[BaseMessage]],
+        stop: list[str] | None = None,
+        callbacks: Callbacks = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        """See LangChain's; its cache is asked with the files as they are now."""
+        if (config := self.engine_config) is not None:
+            await on_thread(lambda: self._file_identities(config))
+        return await super().agenerate(messages, stop, callbacks, **kwargs)
 
     @property
     def _given_identity(self) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from langchain_swarmkv.chat_models.threads import on_thread
 from langchain_swarmkv.errors import (
     AnswerError,
     ConfigurationError,
@@ -169,7 +169,7 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         call = self._call(document, await atask_messages(self.task, input, run), run)
         if self.max_task_tokens is not None:
             # Counting a long document takes too long for an event loop.
-            await asyncio.to_thread(self._check_task_tokens, call, run)
+            await on_thread(lambda: self._check_task_tokens(call, run))
         cached = document.cached
         if not document.is_known:
             cached = await self._model.acall(

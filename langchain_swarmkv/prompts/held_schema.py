@@ -34,6 +34,7 @@ from langchain_swarmkv.prompts.json_patterns import (
     TIME,
     unclear_part,
 )
+from langchain_swarmkv.scheduling.signals import is_loop_thread
 
 __all__ = ["check_schema", "held_schema"]
 
@@ -109,8 +110,13 @@ def held_schema(schema: Mapping[str, Any], what: str = "The schema") -> _Schema:
 
 
 def check_schema(schema: Mapping[str, Any], what: str) -> None:
-    """Refuse what decoding cannot be held to; args and errors as of `held_schema`."""
+    """Refuse what decoding cannot be held to; args and errors as of `held_schema`.
+
+    On an event loop, which must not stand still, what only compiling shows is left to the call.
+    """
     held = held_schema(schema, what)
+    if is_loop_thread():
+        return
     try:
         check_guide(f"start: %json {json.dumps(held, ensure_ascii=False)}\n")
     except (TypeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -53,8 +53,10 @@ class _Session:
         self.key = key
         # Reentrant: a seat may be found to be garbage at any moment, on this thread too.
         self._lock = threading.RLock()
+        # Of its own: whoever copies a model on an event loop must not wait for a load.
+        self._seats_lock = threading.RLock()
         self._num_seats = 0
-        self._tokenizer: Tokenizer | None = None
+        self.known_tokenizer: Tokenizer | None = None
         self._encoders: list[tuple[object, PromptEncoder]] = []
         self._documents_lock = threading.Lock()
         # By cache salt and digest: a copy with another salt must not recall this one's text.
@@ -64,14 +66,15 @@ class _Session:
             _sessions.add(self)
 
     def join(self) -> None:
-        with self._lock:
+        with self._seats_lock:
             self._num_seats += 1
 
     def leave(self) -> None:
-        with self._lock:
+        with self._seats_lock:
             self._num_seats -= 1
             if self._num_seats:
                 return
+        with self._lock:  # no seat comes any more: a new one is the copy of another
             engine, self.loaded_engine = self.loaded_engine, None
         if engine is not None and not any(heir.inherit(engine) for heir in _sessions_of(self.key)):
             release_engine(engine)
@@ -109,11 +112,11 @@ class _Session:
             return self.loaded_engine
 
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
+        if self.known_tokenizer is None:
             config, _ = self.key
             assert config is not None
-            self._tokenizer = acquire_tokenizer(config.model_path)
-        return self._tokenizer
+            self.known_tokenizer = acquire_tokenizer(config.model_path)
+        return self.known_tokenizer
 
     def encoder(
         self, tokenizer: Tokenizer, chat_template: str | None, variables: Mapping[str, object]
@@ -212,6 +215,16 @@ class Seat:
         """
         self.check_open()
         return self._session.engine()
+
+    @property
+    def load(self) -> Callable[[], SwarmEngine]:
+        """Gives the session's engine, loaded if need be; equal for all seats of a session."""
+        return self._session.engine
+
+    @property
+    def known_tokenizer(self) -> Tokenizer | None:
+        """The vocabulary, if somebody has needed it yet; reads nothing."""
+        return self._session.known_tokenizer
 
     @property
     def loaded_engine(self) -> SwarmEngine | None:

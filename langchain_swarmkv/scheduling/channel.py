@@ -13,15 +13,21 @@ from collections.abc import Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from langchain_swarmkv.errors import ForkedProcessError
+from langchain_swarmkv.scheduling.signals import check_may_wait
 
 __all__ = ["Channel"]
 
 Item = TypeVar("Item")
+_WAIT = "Waiting for a request"
 _Waiter: TypeAlias = "asyncio.Future[None]"
 
 
 class Channel(Generic[Item]):
-    """An append-only list that can be waited on; ended once, with or without an error."""
+    """An append-only list that can be waited on; ended once, with or without an error.
+
+    Whoever would wait on an engine's thread gets InvalidRequestError instead: there is nobody else
+    who could end it.
+    """
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -60,6 +66,8 @@ class Channel(Generic[Item]):
         """Block until the end; False if it did not come in time. Raises the stream's error."""
         self._check_process()
         with self._changed:
+            if not self._ended:
+                check_may_wait(_WAIT)
             ended = self._changed.wait_for(lambda: self._ended, timeout_seconds)
         self._raise_error()
         return ended
@@ -79,6 +87,8 @@ class Channel(Generic[Item]):
         while True:
             self._check_process()
             with self._changed:
+                if not (self._ended or len(self._items) > place):
+                    check_may_wait(_WAIT)
                 self._changed.wait_for(lambda: self._ended or len(self._items) > place)  # noqa: B023
                 items = self._items[place:]
             if not items:
@@ -105,6 +115,7 @@ class Channel(Generic[Item]):
             await self._woken(future, self._item_waiters)
 
     def _register(self, waiters: set[_Waiter]) -> _Waiter:
+        check_may_wait(_WAIT)  # a callback may run a loop of its own
         future = asyncio.get_running_loop().create_future()
         waiters.add(future)
         return future

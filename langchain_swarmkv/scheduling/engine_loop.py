@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from langchain_swarmkv.config import EngineConfig, SnapshotPolicy
 from langchain_swarmkv.engine.contract import Engine
@@ -19,6 +20,11 @@ from langchain_swarmkv.errors import EngineClosedError, ForkedProcessError
 from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.request import Request
 from langchain_swarmkv.scheduling.scheduler import Scheduler, closed_by
+from langchain_swarmkv.scheduling.signals import (
+    check_may_wait,
+    is_engine_thread,
+    set_engine_thread,
+)
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import SnapshotStore
@@ -37,8 +43,8 @@ _LOCK_SLICE_SECONDS = 0.05
 keeps its place in the queue meanwhile."""
 
 _GATHER_SECONDS = 0.01
-"""How long an idle engine waits for another request after one came: agents start together, and
-each one that misses the first step waits for all of it."""
+"""How long an idle engine waits for more requests after one came, all in all: agents start
+together, and each one that misses the first step waits for all of it."""
 
 
 class EngineLoop:
@@ -128,6 +134,7 @@ class EngineLoop:
         if self.is_current_thread:
             function()  # asked for by a progress callback, which would wait for itself
             return
+        check_may_wait("Work on another engine's thread")
         call = _Call(function)
         with self._changed:
             self.check_usable()
@@ -165,7 +172,7 @@ class EngineLoop:
         if os.getpid() != self.pid:
             return  # the parent's engine: nothing of it can or must be freed here
         self.stop()
-        if not self.is_current_thread:
+        if not is_engine_thread():  # two that wait for each other would wait for ever
             # NOTE: a join that Ctrl-C interrupted takes the thread for ended ever after.
             self._has_ended.wait()
             self._thread.join()
@@ -173,6 +180,7 @@ class EngineLoop:
     # -- the engine thread -----------------------------------------------------------------------
 
     def _main(self) -> None:
+        set_engine_thread()
         try:
             self._run()
         finally:
@@ -234,9 +242,13 @@ class EngineLoop:
 
     def _gather(self) -> None:
         num_requests = 0
+        until = monotonic() + _GATHER_SECONDS
         while num_requests < len(self._inbox) < self.engine.limits.max_sequences:
+            left_seconds = until - monotonic()
+            if left_seconds <= 0:
+                break
             num_requests = len(self._inbox)
-            self._changed.wait(_GATHER_SECONDS)
+            self._changed.wait(left_seconds)
 
     def _step(self) -> None:
         if not self.scheduler.has_work:

@@ -123,6 +123,7 @@ class Request:
         wants_snapshot: bool = False,
         timeout_seconds: float | None = None,
         marks: Mapping[int, str] | None = None,
+        stop_controls: Mapping[int, str] | None = None,
         compiled_guide: object = None,
         expected_cached_tokens: int = 0,
         twin: Request | None = None,
@@ -187,6 +188,8 @@ class Request:
         self._text = TextStream(params.stop)
         self._marks = dict(marks or {})
         """What control tokens add to the text."""
+        self._stop_controls = dict(stop_controls or {})
+        """The texts of control tokens that stand in stop strings."""
         self._pending_tokens: list[int] = []
         self._pending_logprobs: list[TokenLogprob] = []
 
@@ -264,9 +267,19 @@ class Request:
         self._pending_tokens.append(token_id)
         if logprob is not None:
             self._pending_logprobs.append(logprob)
-        mark = self._marks.get(token_id)
-        text = self._text.push(data) if mark is None else self._text.push_mark(mark)
+        shown = self._marks.get(token_id)
+        written = self._stop_controls.get(token_id, shown)
+        if written is None:
+            text = self._text.push(data)
+        else:
+            text = self._text.push_control(written, shown or "")
         if text:
+            self._emit(text, None)
+
+    def accept_end(self, token_id: int) -> None:
+        """Let stop strings see the token that ends the answer; it is no part of it."""
+        written = self._stop_controls.get(token_id)
+        if written is not None and (text := self._text.push_control(written, "")):
             self._emit(text, None)
 
     @property
@@ -407,7 +420,11 @@ class RequestHandle:
             self._cancel(self._request)
 
     def on_progress(self, callback: Callable[[PrefillProgress], None]) -> None:
-        """Call `callback` on the engine thread after each prefill chunk. It must be quick."""
+        """Call `callback` on the engine thread after each prefill chunk. It must be quick.
+
+        It may submit, cancel and close; where it would wait for a request, of whichever engine, it
+        gets InvalidRequestError.
+        """
         self._request.progress_callbacks.append(callback)
 
     @property

@@ -405,6 +405,7 @@ class Scheduler:
             request.first_token_at = self.now
         tokenizer = self._engine.tokenizer
         if tokenizer.is_end(token_id) and not request.params.ignore_eos:
+            request.accept_end(token_id)
             self._finish(request, "stop", logits)
             return
         data = tokenizer.token_bytes(token_id)

@@ -1,4 +1,8 @@
-"""How one waiting thread or task is woken: set from anywhere, waited for in one place."""
+"""How one waiting thread or task is woken: set from anywhere, waited for in one place.
+
+And which threads must not wait: those of engines, which make what others wait for, and those of
+event loops.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,54 @@ import asyncio
 import threading
 from typing import Protocol
 
-__all__ = ["LoopSignal", "Signal", "ThreadSignal"]
+from langchain_swarmkv.errors import InvalidRequestError
+
+__all__ = [
+    "LoopSignal",
+    "Signal",
+    "ThreadSignal",
+    "check_may_wait",
+    "is_engine_thread",
+    "is_loop_thread",
+    "set_engine_thread",
+]
+
+_local = threading.local()
+
+
+def set_engine_thread() -> None:
+    """Say that the current thread is an engine's from now on."""
+    _local.is_engine = True
+
+
+def is_engine_thread() -> bool:
+    """Whether the caller runs on an engine's thread, be it this engine or another: a callback."""
+    return getattr(_local, "is_engine", False)
+
+
+def check_may_wait(what: str) -> None:
+    """Refuse to wait on an engine's thread.
+
+    Nor for another engine: the step that told the callback holds the device, which the other may
+    need before it can go on.
+
+    Raises:
+        InvalidRequestError: naming what would wait.
+    """
+    if is_engine_thread():
+        raise InvalidRequestError(
+            f"{what} was called by a progress callback, on an engine's own thread, and would wait "
+            "for that thread itself. Have another thread wait; the callback may submit and cancel."
+        )
+
+
+def is_loop_thread() -> bool:
+    """Whether the caller runs on an event loop, which must not stand still."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Signal(Protocol):

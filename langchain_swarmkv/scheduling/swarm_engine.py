@@ -33,6 +33,7 @@ from langchain_swarmkv.scheduling.device_locks import DeviceLockManager
 from langchain_swarmkv.scheduling.engine_loop import EngineLoop, Stores
 from langchain_swarmkv.scheduling.process_lock import lock_folder
 from langchain_swarmkv.scheduling.request import Request, RequestHandle
+from langchain_swarmkv.scheduling.signals import check_may_wait
 from langchain_swarmkv.snapshots.disk_store import DiskSnapshotStore
 from langchain_swarmkv.snapshots.memory_store import MemorySnapshotStore
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot, prefix_namespace
@@ -245,6 +246,7 @@ class SwarmEngine:
             persist=persist,
             timeout_seconds=timeout_seconds,
             marks=marks,
+            stop_controls=self._stop_controls(params.stop),
             compiled_guide=compiled_guide,
             expected_cached_tokens=expected_cached_tokens,
             twin=twin,
@@ -262,6 +264,16 @@ class SwarmEngine:
             now=self._loop.scheduler.now,
             **options,
         )
+
+    def _stop_controls(self, stop: Sequence[str]) -> dict[int, str]:
+        """The control tokens that stand in stop strings, whose texts the answer does not show."""
+        if not stop:
+            return {}
+        return {
+            token.token_id: text
+            for text, token in self.tokenizer.special_tokens.items()
+            if any(text in one for one in stop)
+        }
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         try:
@@ -348,11 +360,7 @@ class SwarmEngine:
             SwarmKVError: as `submit`, or whatever makes the prefill fail.
         """
         self._loop.check_usable()
-        if self._loop.is_current_thread:
-            raise InvalidRequestError(
-                "snapshot was called by a progress callback, on the thread that would have to "
-                "compute it; call it on another."
-            )
+        check_may_wait("snapshot")
         request = self._request(
             tokens, SamplingParams(max_tokens=0), cache_salt=cache_salt, wants_snapshot=True
         )

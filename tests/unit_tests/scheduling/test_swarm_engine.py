@@ -302,6 +302,45 @@ def test_a_guide_decides_what_an_answer_is() -> None:
     assert any(told.top[0][0] != told.token_id for told in result.logprobs)
 
 
+@pytest.mark.parametrize("marks", [{}, {START_ID: "\ud800", END_ID: "\ud801"}])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|im_start|>", "abc"),
+        ("c<|im_start|>", "ab"),
+        ("<|im_start|>d", "abc"),
+        ("c<|im_start|>d", "ab"),
+        ("e<|im_end|>", "abc{mark}d"),
+        ("<", "abc{mark}de"),
+    ],
+)
+def test_a_stop_string_with_a_control_token_stops(
+    marks: dict[int, str], stop: str, text: str
+) -> None:
+    """I4: also one that ends answers by itself, and beside marks; the stop is not told."""
+    guide = "start: /abc/ <|im_start|> /de/"
+    with open_swarm(FakeEngine()) as engine:
+        params = SamplingParams(guide=guide, stop=(stop,))
+        handle = engine.submit([1, 2], params, marks=marks)
+        pieces = [chunk.text for chunk in handle]
+        result = handle.result(WAIT_SECONDS)
+    assert result.text == text.format(mark=marks.get(START_ID, ""))
+    assert "".join(pieces) == result.text
+    assert result.finish_reason == "stop"
+
+
+def test_a_stop_string_outdoes_ignore_eos() -> None:
+    """I4: an end that is ignored, and named as a stop string."""
+    wanted: dict[str, Any] = {"logit_bias": {END_ID: 1e6}, "max_tokens": 5, "ignore_eos": True}
+    with open_swarm(FakeEngine()) as engine:
+        free = engine.submit([1, 2], SamplingParams(**wanted)).result(WAIT_SECONDS)
+        held = engine.submit([1, 2], SamplingParams(stop=("<|im_end|>",), **wanted)).result(
+            WAIT_SECONDS
+        )
+    assert (free.text, free.token_ids, free.finish_reason) == ("", (END_ID,) * 5, "length")
+    assert (held.text, held.token_ids, held.finish_reason) == ("", (END_ID,), "stop")
+
+
 def test_marks_show_control_tokens_in_the_text() -> None:
     """At their places, in chunks and result; one that ends the answer is not written."""
     guide = "start: /[a]é/ <|im_start|> /b/ <|im_start|>"
@@ -484,6 +523,145 @@ def test_progress_can_be_watched(gated: SwarmEngine, gate: Gate) -> None:
     assert seen == [PrefillProgress(1000, 0, 512), PrefillProgress(1000, 0, 1000)]
     assert handle.progress == seen[-1]
     assert_right(more[0], piece("x", 20), SHORT)
+
+
+def wait_by_result(handle: RequestHandle) -> object:
+    return handle.result()
+
+
+def wait_a_little(handle: RequestHandle) -> object:
+    return handle.result(timeout_seconds=0.001)
+
+
+def wait_by_reading(handle: RequestHandle) -> object:
+    return list(handle)
+
+
+def wait_on_a_loop(handle: RequestHandle) -> object:
+    return asyncio.run(handle.aresult())
+
+
+def wait_by_reading_on_a_loop(handle: RequestHandle) -> object:
+    async def read() -> object:
+        return [chunk async for chunk in handle]
+
+    return asyncio.run(read())
+
+
+WAITS = [
+    wait_by_result,
+    wait_a_little,
+    wait_by_reading,
+    wait_on_a_loop,
+    wait_by_reading_on_a_loop,
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("whose", ["its own", "a new one", "another engine's"])
+def test_a_callback_that_would_wait_is_told_so(
+    gated: SwarmEngine, gate: Gate, wait: Callable[[RequestHandle], object], whose: str
+) -> None:
+    """Nobody else could end its wait; what has ended can be read, and the engine goes on."""
+    first = gated.submit(DOCUMENT[:20], SHORT)
+    assert gate.entered.wait(WAIT_SECONDS)
+    num_told = 0
+    with open_swarm(FakeEngine(num_cells=4096)) as other:
+        handle = gated.submit(DOCUMENT[:1000], SHORT)
+        handles = {
+            "its own": lambda: handle,
+            "a new one": lambda: gated.submit(piece("x", 20), SHORT),
+            "another engine's": lambda: other.submit(piece("y", 2000), LONG),
+        }
+
+        def listen(_: PrefillProgress) -> None:
+            nonlocal num_told
+            made = handles[whose]()
+            with pytest.raises(InvalidRequestError, match="progress callback"):
+                wait(made)
+            num_told += 1
+            if made is not handle:
+                made.cancel()
+
+        handle.on_progress(listen)
+        gate.open()
+        assert_right(handle, DOCUMENT[:1000], SHORT)
+        assert num_told
+        assert_right(first, DOCUMENT[:20], SHORT)
+        wait(first)  # here it may
+        pass_a_step(gated)
+        assert_usable(gated)
+
+
+def test_what_has_ended_can_be_read_in_a_callback(engine: SwarmEngine) -> None:
+    """Also as a stream, and on a loop: nothing waits."""
+    first = engine.submit(DOCUMENT[:50], SHORT)
+    first.result(WAIT_SECONDS)
+    second = engine.submit(piece("x", 900), SHORT)
+    seen: list[object] = []
+    second.on_progress(lambda _: seen.extend(wait(first) for wait in WAITS))
+    second.result(WAIT_SECONDS)
+    assert len(seen) >= len(WAITS)
+
+
+def test_a_callback_may_use_what_waits_for_no_step(tmp_path: Path) -> None:
+    """Flushing, inserting and releasing; closing another engine, and no more than that of it."""
+    other = open_swarm(FakeEngine(num_cells=4096))
+    with open_swarm(FakeEngine(num_cells=8192), snapshot_dir=tmp_path) as engine:
+        snapshot = engine.snapshot(DOCUMENT[:50])
+
+        def listen(_: PrefillProgress) -> None:
+            engine.flush()
+            engine.insert(snapshot)
+            engine.release("none")
+            engine.reset_prefix_cache()
+            if not other.closed:
+                with pytest.raises(InvalidRequestError, match="another engine's thread"):
+                    other.reset_prefix_cache()
+            other.close()
+
+        handle = engine.submit(piece("x", 900), SHORT)
+        handle.on_progress(listen)
+        assert_right(handle, piece("x", 900), SHORT)
+    other.close()
+
+
+class Arrivals:
+    """In place of the engine's condition: time passes only in waits, and requests never end."""
+
+    def __init__(self, loop: engine_loop.EngineLoop, every_seconds: float) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+        self._loop = loop
+        self._every_seconds = every_seconds
+
+    def wait(self, timeout_seconds: float) -> None:
+        self.waits.append(timeout_seconds)
+        self.now += min(timeout_seconds, self._every_seconds)
+        if timeout_seconds >= self._every_seconds:
+            self._loop._inbox.append(Any)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("every_seconds", "num_waits"), [(0.004, 3), (0.009, 2), (0.02, 1), (0.0001, 63)]
+)
+def test_gathering_ends_under_a_stream_of_arrivals(
+    monkeypatch: pytest.MonkeyPatch, every_seconds: float, num_waits: int
+) -> None:
+    """10 ms after the first request, or with as many as can run, whatever keeps coming."""
+    with open_swarm(FakeEngine(num_cells=8192, max_sequences=64)) as engine:
+        loop = engine_loop.EngineLoop(
+            engine._loop.engine, engine._loop._stores, DeviceLockManager()
+        )
+        loop.engine = engine._loop.engine
+        arrivals = Arrivals(loop, every_seconds)
+        monkeypatch.setattr(loop, "_changed", arrivals)
+        monkeypatch.setattr(engine_loop, "monotonic", lambda: arrivals.now)
+        loop._inbox.append(Any)  # type: ignore[arg-type]
+        loop._gather()
+        monkeypatch.undo()
+    assert len(arrivals.waits) == num_waits
+    assert arrivals.now <= engine_loop._GATHER_SECONDS + 1e-9
 
 
 def test_check_finds_a_difference(engine: SwarmEngine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_swarmkv.scheduling.text_stream import TextStream
@@ -81,6 +81,7 @@ def test_the_first_stop_string_to_be_complete_counts() -> None:
     assert feed([b"xabcd"], ("cd", "abcd")) == (["x", ""], True)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40), st.data())
 def test_any_bytes_give_the_text_of_the_whole(data: bytes, draw: st.DataObject) -> None:
     """However bytes are cut into tokens, and however broken: the text is that of one decoding."""
@@ -94,27 +95,102 @@ def test_any_bytes_give_the_text_of_the_whole(data: bytes, draw: st.DataObject) 
 def test_a_mark_stands_where_its_token_came() -> None:
     """After an unfinished character before it, and without disturbing the next."""
     stream = TextStream()
-    text = stream.push(b"a\xc3") + stream.push_mark("\ud800") + stream.push("é".encode())
+    text = (
+        stream.push(b"a\xc3") + stream.push_control("\ud800", "\ud800") + stream.push("é".encode())
+    )
     assert text + stream.finish() == "a\ufffd\ud800é"
 
 
 def test_a_mark_waits_behind_what_is_held_back() -> None:
     """A stop string may break off at a mark, or go through one that it names."""
     stream = TextStream(("DEF",))
-    assert [stream.push(b"xDE"), stream.push_mark("\ud800"), stream.finish()] == [
+    assert [stream.push(b"xDE"), stream.push_control("\ud800", "\ud800"), stream.finish()] == [
         "x",
         "DE\ud800",
         "",
     ]
     stream = TextStream(("E\ud800F",))
-    assert stream.push(b"xE") + stream.push_mark("\ud800") + stream.push(b"F") == "x"
+    assert stream.push(b"xE") + stream.push_control("\ud800", "\ud800") + stream.push(b"F") == "x"
     assert stream.stopped
+
+
+START = "<|start|>"
+
+
+@pytest.mark.parametrize("shown", ["", "\ud800"])
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (START, "ab"),
+        ("b" + START, "a"),
+        (START + "c", "ab"),
+        ("b" + START + "c", "a"),
+        (START + START, None),
+        ("<", None),  # no part of a control token
+        ("b<", None),
+        ("start", None),
+        ("|>c", None),
+        ("bc", None),  # it stands between
+    ],
+)
+def test_stop_strings_see_control_tokens_whole(shown: str, stop: str, expected: str | None) -> None:
+    """I4: at the token, with text before and after it; the stop is not told, nor is the mark."""
+    stream = TextStream((stop,))
+    text = stream.push(b"ab") + stream.push_control(START, shown)
+    if not stream.stopped:
+        text += stream.push(b"cd")
+    assert stream.stopped == (expected is not None)
+    text += stream.finish()
+    assert text == (f"ab{shown}cd" if expected is None else expected)
+
+
+def test_a_control_token_that_is_spelled_out_stops_too() -> None:
+    """I4: a stop string is a text, whichever tokens write it."""
+    stream = TextStream((START,))
+    assert stream.push(b"a<|st") + stream.push(b"art|>b") == "a"
+    assert stream.stopped
+
+
+CONTROL = "<a>"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", "<", ">", None]), max_size=14),
+    st.lists(st.text(alphabet="ab<>", min_size=1, max_size=6), min_size=1, max_size=3),
+    st.sampled_from(["", "\ud800"]),
+)
+def test_stops_with_control_tokens_equal_the_naive_model(
+    tokens: list[str | None], stops: list[str], shown: str
+) -> None:
+    """None: the control token. A stop covers a whole number of tokens and is the first to end."""
+    expected = "".join(token or shown for token in tokens)
+    endings = (
+        (begin, end)
+        for end in range(1, len(tokens) + 1)
+        for begin in range(end)
+        if "".join(token or CONTROL for token in tokens[begin:end]) in stops
+    )
+    found = next(endings, None)
+    if found is not None:
+        expected = "".join(token or shown for token in tokens[: found[0]])
+    stream = TextStream(stops)
+    text = ""
+    for token in tokens:
+        text += (
+            stream.push_control(CONTROL, shown) if token is None else stream.push(token.encode())
+        )
+        if stream.stopped:
+            break
+    assert text + stream.finish() == expected
+    assert stream.stopped == (found is not None)
 
 
 # Few letters, so that stop strings begin, break off and complete often.
 LETTERS = st.text(alphabet="abé", max_size=16)
 
 
+@settings(deadline=None)
 @given(
     LETTERS, st.lists(LETTERS.filter(bool).map(lambda s: s[:5]), min_size=1, max_size=3), st.data()
 )
