@@ -99,6 +99,8 @@ class Tokenizer(ABC):
     """Whether prompts of this model start with `bos_id`."""
     chat_template: str | None
     """The model's own jinja template, if it has one."""
+    tool_use_template: str | None = None
+    """The model's own for conversations with tools, if it has another one for them."""
     special_tokens: Mapping[str, SpecialToken]
     """Control tokens by their text."""
     user_defined_tokens: Mapping[str, SpecialToken] = MappingProxyType({})

@@ -28,6 +28,7 @@ class FakeTokenizer(Tokenizer):
         *,
         n_ctx_train: int = 4096,
         chat_template: str | None = CHATML,
+        tool_use_template: str | None = None,
         adds_bos: bool = False,
         name: str = "fake",
     ) -> None:
@@ -38,6 +39,7 @@ class FakeTokenizer(Tokenizer):
         self.eos_id = END_ID
         self.adds_bos = adds_bos
         self.chat_template = chat_template
+        self.tool_use_template = tool_use_template
         self.special_tokens = {
             text: SpecialToken(token_id, text) for token_id, text in _CONTROL.items()
         }

@@ -48,6 +48,7 @@ class LlamaTokenizer(Tokenizer):
         self.eos_id = model.eos_id
         self.adds_bos = model.adds_bos
         self.chat_template = model.chat_template
+        self.tool_use_template = model.tool_use_template
         self._handle: ModelHandle | None = model
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}

@@ -75,7 +75,15 @@ class ModelHandle:
     @property
     def chat_template(self) -> str | None:
         """The default chat template, if the file has one."""
-        text = library().llama_model_chat_template(self.pointer, None)
+        return self._chat_template(None)
+
+    @property
+    def tool_use_template(self) -> str | None:
+        """The chat template named `tool_use`, if the file has one."""
+        return self._chat_template(b"tool_use")
+
+    def _chat_template(self, name: bytes | None) -> str | None:
+        text = library().llama_model_chat_template(self.pointer, name)
         return text.decode("utf-8", errors="replace") if text else None
 
     @property

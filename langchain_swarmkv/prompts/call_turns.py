@@ -12,11 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_swarmkv.prompts.call_format import CallFormat, Hole
-from langchain_swarmkv.prompts.messages import TemplateMessage
+from langchain_swarmkv.prompts.messages import TemplateMessage, merge
 from langchain_swarmkv.prompts.tool_style import NativeCalls
 from langchain_swarmkv.prompts.tools import Tool
 
-__all__ = ["DEFAULT_FORMAT", "native_calls", "plain_calls", "plain_tools"]
+__all__ = [
+    "DEFAULT_FORMAT",
+    "calls_apart",
+    "native_calls",
+    "plain_calls",
+    "plain_results",
+    "plain_tools",
+]
 
 DEFAULT_FORMAT = CallFormat(
     opening="",
@@ -77,6 +84,56 @@ def plain_tools(tools: Sequence[Tool]) -> str:
     )
 
 
+def calls_apart(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The same conversation for a template that drops the text beside calls.
+
+    The text becomes a turn of its own, and the calls follow in another.
+    """
+    apart: list[TemplateMessage] = []
+    for message in messages:
+        if _has_text_beside_calls(message):
+            apart.append({key: value for key, value in message.items() if key != "tool_calls"})
+            message = {key: message[key] for key in message if key != "reasoning_content"}
+            message["content"] = ""
+        apart.append(message)
+    return apart
+
+
+def plain_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The same conversation for one that, with texts apart from calls, insists on alternation.
+
+    The results of calls that stood beside a text become a user turn: it comes between that text and
+    the answer, and is one turn with a question that follows at once.
+    """
+    plain: list[TemplateMessage] = []
+    is_plain = was_result = False
+    for message in messages:
+        if message["role"] == "assistant":
+            is_plain = _has_text_beside_calls(message)
+        if is_plain and message["role"] == "tool":
+            text = _result_text(message)
+            if was_result:
+                plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n{text}"}
+            else:
+                plain.append({"role": "user", "content": text})
+            was_result = True
+            continue
+        if was_result and message["role"] == "user":
+            plain[-1] = merge([plain[-1], message])[0]
+        else:
+            plain.append(message)
+        was_result = False
+    return calls_apart(plain)
+
+
+def _has_text_beside_calls(message: TemplateMessage) -> bool:
+    return bool(message.get("tool_calls")) and bool(message["content"].strip())
+
+
+def _result_text(message: TemplateMessage) -> str:
+    return f"<tool_response>\n{message['content']}\n</tool_response>"
+
+
 def plain_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """The same conversation with calls and results as text of assistant and user turns."""
     plain: list[TemplateMessage] = []
@@ -84,7 +141,7 @@ def plain_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result:
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            text = _result_text(message)
             if was_result:
                 plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n{text}"}
             else:

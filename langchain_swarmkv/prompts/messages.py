@@ -34,6 +34,7 @@ __all__ = [
     "map_content",
     "map_strings",
     "merge",
+    "num_leading_systems",
     "split_thoughts",
     "template_messages",
     "with_user_text",
@@ -293,17 +294,35 @@ def merge(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     return merged
 
 
-def fold(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """The same conversation for a template without a system role.
+def fold(
+    messages: Sequence[TemplateMessage], *, start: int = 0, others: bool = True
+) -> list[TemplateMessage]:
+    """The same conversation for a template that takes no system turn, or none at these places.
 
     Each system text becomes part of the user turn after it, or a user turn of its own.
+
+    Args:
+        messages: the conversation.
+        start: how many messages at the start stay what they are.
+        others: merge neighbours of one role everywhere, not only where a system text comes in.
     """
-    return merge(
-        [
-            {**message, "role": "user"} if message["role"] == "system" else message
-            for message in messages
-        ]
-    )
+    folded: list[TemplateMessage] = []
+    was_system = False
+    for place, message in enumerate(messages):
+        is_system = message["role"] == "system" and place >= start
+        turn = {**message, "role": "user"} if is_system else message
+        joins = folded and folded[-1]["role"] == turn["role"] != "tool"
+        if joins and (others or is_system or was_system):
+            folded[-1] = _merged(folded[-1], turn)
+        else:
+            folded.append(turn)
+        was_system = is_system
+    return folded
+
+
+def num_leading_systems(messages: Sequence[TemplateMessage]) -> int:
+    """How many system messages the conversation begins with."""
+    return next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
 
 
 def with_user_text(

@@ -135,8 +135,6 @@ def _check_size(value: object, times: int = 1) -> None:
             left += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple)):
             left += item
-        elif isinstance(item, Namespace):
-            raise SecurityError("it prints or packs a namespace")
         size += _ITEM_CHARS
         _check_chars(size * times)
 
@@ -144,6 +142,13 @@ def _check_size(value: object, times: int = 1) -> None:
 def _check_chars(num_chars: int) -> None:
     if num_chars > MAX_RENDERED_CHARS:
         raise SecurityError(f"it makes a value of more than {MAX_RENDERED_CHARS} characters")
+
+
+class _Namespace(Namespace):
+    """May stand in lists, as a message does, and is never text: it may hold itself many times."""
+
+    def __repr__(self) -> str:
+        raise SecurityError("it prints a namespace")
 
 
 class _Bounded(NodeTransformer):
@@ -357,7 +362,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
     for name in _NO_FILTERS:
         del environment.filters[name]
     del environment.globals["lipsum"]
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals.update(namespace=_Namespace, raise_exception=_raise_exception)
     return environment
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
-from itertools import islice
 
 from jinja2.exceptions import SecurityError
 
@@ -15,8 +14,10 @@ from langchain_swarmkv.errors import ChatTemplateError
 from langchain_swarmkv.prompts.call_format import CallFormat, ReasoningTags
 from langchain_swarmkv.prompts.call_turns import (
     DEFAULT_FORMAT,
+    calls_apart,
     native_calls,
     plain_calls,
+    plain_results,
     plain_tools,
 )
 from langchain_swarmkv.prompts.messages import (
@@ -24,10 +25,12 @@ from langchain_swarmkv.prompts.messages import (
     content_strings,
     fold,
     merge,
+    num_leading_systems,
     with_user_text,
 )
 from langchain_swarmkv.prompts.sandbox import compile_template, render, strftime_at
 from langchain_swarmkv.prompts.segments import unused_characters
+from langchain_swarmkv.prompts.text_proof import TextProof, document_texts
 from langchain_swarmkv.prompts.tool_style import NativeCalls, find_native_calls
 from langchain_swarmkv.prompts.tools import Tool
 
@@ -64,7 +67,8 @@ class ChatTemplate:
     """One template for one model.
 
     Args:
-        source: the jinja source; None: the model's own, or `PLAIN_TEMPLATE` if it has none.
+        source: the jinja source; None: the model's own, or `PLAIN_TEMPLATE` if it has none. Where
+            the model has one of its own for tools beside it, that one tells tools and calls.
         tokenizer: whose start and end tokens the template may write.
         variables: more variables for the template (`enable_thinking`, say).
 
@@ -78,8 +82,13 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         variables: Mapping[str, object] | None = None,
     ) -> None:
-        self.source = source or tokenizer.chat_template or PLAIN_TEMPLATE
+        own = (tokenizer.chat_template, tokenizer.tool_use_template)
+        main = source or own[0] or own[1] or PLAIN_TEMPLATE
+        self._tool_use_source = own[1] if main == own[0] else None
+        self.source = main + (self._tool_use_source or "")
+        """All that the templates in use may write."""
         self._tokenizer = tokenizer
+        self._given_variables = variables
         self._model = tokenizer.name
         control = {token.token_id: text for text, token in tokenizer.special_tokens.items()}
         self._variables: dict[str, object] = {
@@ -94,7 +103,7 @@ class ChatTemplate:
         self.reads_clock = "strftime_now" in self.source and "strftime_now" not in (variables or ())
         """Whether prompts depend on when they are rendered."""
         try:
-            self._template = compile_template(self.source)
+            self._template = compile_template(main)
         except Exception as error:
             raise ChatTemplateError(
                 f"The chat template of {self._model!r} cannot be used: {_reason(error)}. "
@@ -111,6 +120,7 @@ class ChatTemplate:
                 getattr(self, name)  # found out once, not again at each instant
         template = copy.copy(self)
         template._variables = {**self._variables, "strftime_now": strftime_at(instant)}
+        template._tool_use = self._tool_use and self._tool_use.at(instant)
         return template
 
     @cached_property
@@ -122,7 +132,20 @@ class ChatTemplate:
     @property
     def call_format(self) -> CallFormat:
         """How the model writes tool calls: the template's way, or `DEFAULT_FORMAT`."""
-        return self._native_calls.format if self._native_calls else DEFAULT_FORMAT
+        native = self._for_tools._native_calls
+        return native.format if native else DEFAULT_FORMAT
+
+    @property
+    def _for_tools(self) -> ChatTemplate:
+        """The template that tells tools and calls."""
+        return self._tool_use or self
+
+    @cached_property
+    def _tool_use(self) -> ChatTemplate | None:
+        if self._tool_use_source is None:
+            return None
+        named = ChatTemplate(self._tool_use_source, self._tokenizer, self._given_variables)
+        return named if named._native_calls else None
 
     @cached_property
     def _native_calls(self) -> NativeCalls | None:
@@ -145,9 +168,10 @@ class ChatTemplate:
     ) -> str:
         """The text of the prompt, up to where the answer begins.
 
-        A template that refuses the conversation, or leaves the text of a system message out, gets
-        it once more with neighbours of one role merged, and then with system texts folded into
-        user turns.
+        Every prompt is proved to hold the text of every message; see `text_proof`. A template that
+        refuses the conversation, or leaves a text out, gets it changed, no more than it must be:
+        neighbours of one role merged, later system texts folded into user turns, and then the
+        leading ones; texts beside calls as turns of their own.
 
         Args:
             messages: the conversation. Where the template has no way to write tool calls, calls
@@ -157,60 +181,76 @@ class ChatTemplate:
             documents: in place of the variable of this name; None: as it is.
 
         Raises:
-            ChatTemplateError: it refuses that as well.
+            ChatTemplateError: it refuses all of these as well, or loses a text each time.
         """
         variables = {} if documents is None else {"documents": documents}
         if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
             return self._render(messages, variables)
-        if self._native_calls is not None:
+        native = self._for_tools._native_calls
+        if native is not None:
             if tools:
                 variables["tools"] = tools
-            return self._render(native_calls(messages, self._native_calls), variables)
+            return self._for_tools._render(native_calls(messages, native), variables)
         messages = plain_calls(messages)
         if tools:
             messages = with_user_text(messages, before=plain_tools(tools))
         return self._render(messages, variables)
 
     def _render(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
-        attempts = [list(messages)]
-        for changed in (merge(messages), fold(messages)):
-            if changed != attempts[-1]:
-                attempts.append(changed)
         reasons: list[Exception] = []
-        for attempt in attempts:
+        for attempt in _attempts(messages):
             try:
-                self._check_system_text(attempt, variables)
-                return self._run(attempt, variables)
+                return self._proved(attempt, variables)
             except Exception as error:
                 reasons.append(error)
                 if isinstance(error, SecurityError):
                     break  # another conversation makes it no safer, nor quicker
         raise self._refusal(messages, reasons) from reasons[0]
 
-    def _check_system_text(
-        self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]
-    ) -> None:
-        """Run the template with a mark in place of each system text and look for the marks."""
-        places = [i for i, message in enumerate(messages) if message["role"] == "system"]
-        if not places:
-            return
-        probe = list(messages)
-        texts = [self.source, *content_strings(messages)]
-        marks = list(islice(unused_characters(texts), len(places)))
-        for place, mark in zip(places, marks, strict=True):
-            probe[place] = {**probe[place], "content": mark}
-        rendered = self._run(probe, variables)
-        if not all(mark in rendered for mark in marks):
-            raise ChatTemplateError("it leaves the text of a system message out")
+    def _proved(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
+        """Run the template, and prove that the prompt holds what the messages say."""
+        documents = variables.get("documents", self.documents)
+        texts = [self.source, *content_strings(messages), *document_texts(documents)]
+        proof = TextProof(messages, documents, unused_characters(texts), self.source)
+        marked = self._run(proof.messages, {**variables, "documents": proof.documents})
+        proof.check(marked)
+        rendered = self._run(messages, variables)
+        proof.confirm(marked, rendered)
+        return rendered
 
     def _run(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
+        typed = self._typed_roles
+        given = [_with_blocks(m) if m["role"] in typed else m for m in messages]
+        return self._write(given, variables)
+
+    def _write(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
         return render(self._template, {**self._variables, **variables, "messages": list(messages)})
+
+    @cached_property
+    def _typed_roles(self) -> frozenset[str]:
+        """Roles whose text it reads from a list of blocks alone, as templates for images do."""
+        mark = next(unused_characters([self.source]))
+        typed: set[str] = set()
+        for role, probe in _role_probes(mark):
+            given = [_with_blocks(m) if m["role"] in typed else m for m in probe]
+            blocks = [_with_blocks(m) if m["role"] == role else m for m in given]
+            if mark not in self._tried(given) and _has_text(self._tried(blocks), mark):
+                typed.add(role)
+        return frozenset(typed)
+
+    def _tried(self, messages: Sequence[TemplateMessage]) -> str:
+        try:
+            return self._write(messages, {})
+        except Exception:
+            return ""
 
     def _refusal(
         self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]
     ) -> ChatTemplateError:
         roles = [message["role"] for message in messages]
-        changed = f", and merged and folded: {_reason(reasons[-1])}" if len(reasons) > 1 else ""
+        others = [r for r in map(_reason, reasons[1:]) if r != _reason(reasons[0])]
+        changed = f", and merged and folded: {others[-1] if others else 'the same'}"
+        changed = changed if len(reasons) > 1 else ""
         return ChatTemplateError(
             f"The chat template of {self._model!r} refuses these messages "
             f"(roles: {', '.join(roles)}): {_reason(reasons[0])}{changed}. "
@@ -223,3 +263,43 @@ class ChatTemplate:
 
 def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).rstrip(".")
+
+
+def _attempts(messages: Sequence[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
+    """The conversation, and what to try where it is refused, the smallest change first."""
+    start = num_leading_systems(messages)
+    known: list[list[TemplateMessage]] = []
+    for calls in (list, calls_apart, plain_results):
+        for changed in (
+            list(messages),
+            merge(messages),
+            fold(messages, start=start, others=False),
+            fold(messages, start=start),
+            fold(messages),
+        ):
+            attempt = calls(changed)
+            if attempt not in known:
+                known.append(attempt)
+                yield attempt
+
+
+def _role_probes(mark: str) -> Iterator[tuple[str, list[TemplateMessage]]]:
+    """For each role a conversation in which its text is the mark."""
+    user = {"role": "user", "content": "Probe."}
+    call = {"name": "probe", "arguments": {"key": "value"}}
+    calls = [{"type": "function", "id": "aAlpha123", "function": call}]
+    yield "user", [{"role": "user", "content": mark}]
+    yield "system", [{"role": "system", "content": mark}, user]
+    yield "assistant", [user, {"role": "assistant", "content": mark}, user]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    yield "tool", [user, asked, {"role": "tool", "content": mark, "tool_call_id": "aAlpha123"}]
+
+
+def _with_blocks(message: TemplateMessage) -> TemplateMessage:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _has_text(rendered: str, mark: str) -> bool:
+    """Whether the mark is there as text, and not in a list of blocks that was printed as it is."""
+    before, found, _ = rendered.partition(mark)
+    return bool(found) and not before.endswith(("'text': '", '"text": "'))
