@@ -390,7 +390,6 @@ def test_fold_gives_user_turns_and_strict_alternation(
 def test_fold_may_leave_the_leading_system_turns(others: bool, folded: str) -> None:
     """And neighbours where no system text comes in."""
     given = "system:s system:t user:u assistant:a assistant:b system:v user:w"
-    # One that is merged, too, if all neighbours are.
     wanted = [{**m, "content": m["content"].replace(".", "\n\n")} for m in pairs(folded)]
     assert fold(pairs(given), start=2, others=others) == wanted
 

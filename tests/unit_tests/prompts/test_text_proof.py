@@ -175,6 +175,7 @@ def test_right_templates_are_not_refused(change: str) -> None:
         "m.content if m.role != 'assistant'",
         "m.content if not loop.first",
         "m.content if not loop.last",
+        "m.content if not m.content.startswith('a')",
         "messages[loop.length - loop.index].content",
     ],
 )
