@@ -248,9 +248,7 @@ class ChatTemplate:
         self, messages: Sequence[TemplateMessage], reasons: Sequence[Exception]
     ) -> ChatTemplateError:
         roles = [message["role"] for message in messages]
-        others = [r for r in map(_reason, reasons[1:]) if r != _reason(reasons[0])]
-        changed = f", and merged and folded: {others[-1] if others else 'the same'}"
-        changed = changed if len(reasons) > 1 else ""
+        changed = f", and merged and folded: {_reason(reasons[-1])}" if len(reasons) > 1 else ""
         return ChatTemplateError(
             f"The chat template of {self._model!r} refuses these messages "
             f"(roles: {', '.join(roles)}): {_reason(reasons[0])}{changed}. "

@@ -160,7 +160,7 @@ def write_tiny_gguf(
     n_ctx_train: int = 4096,
     n_layer: int = 2,
     window: int = 32,
-    chat_template: str | None = CHATML,
+    chat_template: str | Sequence[Mapping[str, str]] | None = CHATML,
     vocabulary: Vocabulary = BYTE_LEVEL,
     add_bos: bool = False,
     add_eos: bool = False,
@@ -179,7 +179,7 @@ def write_tiny_gguf(
         n_layer: Layers, at least 2. In gemma3 and jamba the odd ones attend to everything; the
             even ones see a window or keep a running state.
         window: Tokens that gemma3's windowed layers see.
-        chat_template: Jinja source, or None for a base model.
+        chat_template: Jinja source, or several with a "name" each, or None for a base model.
         vocabulary: Of `tests.support.vocabularies`.
         add_bos: Whether the tokenizer is told to put a start token before every text.
         add_eos: Whether the tokenizer is told to put an end token after every text.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from langchain_swarmkv.prompts.call_format import CallFormat
 from langchain_swarmkv.prompts.encoder import PromptEncoder
-from langchain_swarmkv.prompts.sandbox import compile_template, render
+from langchain_swarmkv.prompts.sandbox import compile_template, render, strftime_at
 from tests.unit_tests.prompts.answer_cases import ARGUMENTS, HERMES, ID, NAME
 from tests.unit_tests.prompts.vocabularies import MarkedTokenizer
 
@@ -88,8 +89,14 @@ def renderer(name: str) -> Callable[..., str]:
     template = compile_template(TEMPLATES[name])
 
     def run(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
-        variables = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-        return render(template, {**variables, "messages": list(messages), "tools": tools or None})
+        variables: dict[str, Any] = {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "add_generation_prompt": True,
+        }
+        variables |= {"messages": list(messages), "tools": tools or None}
+        variables["strftime_now"] = strftime_at(datetime(2026, 12, 1))
+        return render(template, variables)
 
     return run
 

@@ -172,7 +172,8 @@ def test_a_prefix_holds_whatever_role_comes_next(
 def test_a_role_that_moves_the_document_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Once; the prefix is for the others."""
     moving = (
-        "{% for m in messages[::-1] if m.role == 'system' %}[{{ m.content }}]{% endfor %}"
+        "{% for m in messages if m.role == 'system' %}"
+        "[{{ '1.' if loop.length > 1 and loop.first }}{{ m.content }}]{% endfor %}"
         "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     )
     tokenizer = FakeTokenizer()
@@ -203,26 +204,29 @@ def test_a_prefix_may_end_with_any_turn() -> None:
         assert encoder.encode([*shared, *tail])[: len(prefix)] == prefix
 
 
-def test_a_system_text_that_moves_is_not_shared() -> None:
+def test_a_system_text_that_would_move_is_folded_and_shared() -> None:
     """Some templates print the system text before the last user turn, wherever that is."""
     tokenizer = FakeTokenizer()
     moving = (
         "{% set last = messages | selectattr('role', 'equalto', 'user') | list | last %}"
         "{% for m in messages if m.role != 'system' %}{{ '[' + m.role + ']' }}"
-        "{% if m == last %}{{ messages[0].content }}:{% endif %}{{ m.content }}{% endfor %}"
+        "{% if m == last and messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
     )
     encoder = PromptEncoder(tokenizer, chat_template=moving)
     assert tokenizer.readable(encoder.shared_prefix(TALK[:1])) == "[user]sys"
     prefix = encoder.shared_prefix(TALK)
     later = encoder.encode([*TALK, AIMessage("hello"), HumanMessage("again")])
     assert later[: len(prefix)] == prefix
-    assert tokenizer.readable(prefix) == "[user]"
+    assert tokenizer.readable(prefix) == "[user]sys\n\nhi"
 
 
 def test_a_template_that_shares_nothing_is_refused() -> None:
-    """If the user's words come first there is no prefix to prefill."""
+    """If what is told of the user's words comes first there is no prefix to prefill."""
     encoder = PromptEncoder(
-        FakeTokenizer(), chat_template="{{ messages[-1].content }}{{ messages[0].content }}"
+        FakeTokenizer(),
+        chat_template="{{ messages[-1].content | length }}"
+        "{% for m in messages %}:{{ m.content }}{% endfor %}",
     )
     with pytest.raises(ChatTemplateError, match="shares nothing"):
         encoder.shared_prefix([SystemMessage("doc")])

@@ -380,6 +380,24 @@ def test_fold_gives_user_turns_and_strict_alternation(
     assert messages == turns(*given)
 
 
+@pytest.mark.parametrize(
+    ("others", "folded"),
+    [
+        (True, "system:s.t user:u assistant:a.b user:v.w"),
+        (False, "system:s system:t user:u assistant:a assistant:b user:v.w"),
+    ],
+)
+def test_fold_may_leave_the_leading_system_turns(others: bool, folded: str) -> None:
+    """And neighbours where no system text comes in."""
+    given = "system:s system:t user:u assistant:a assistant:b system:v user:w"
+    wanted = [{**m, "content": m["content"].replace(".", "\n\n")} for m in pairs(folded)]
+    assert fold(pairs(given), start=2, others=others) == wanted
+
+
+def pairs(text: str) -> list[dict[str, Any]]:
+    return [dict(zip(("role", "content"), turn.split(":"), strict=True)) for turn in text.split()]
+
+
 def test_merge_leaves_system_messages_what_they_are() -> None:
     """Neighbours of one role become one, tool turns excepted; roles stay."""
     given = turns(("system", "s"), ("system", "t"), ("user", "u"), ("user", "v"), ("tool", "1"))

@@ -66,6 +66,35 @@ def test_json_is_that_of_python(indent: int | str | None) -> None:
     )
 
 
+def test_namespaces_may_stand_in_lists() -> None:
+    """Some templates put one of their own before the messages."""
+    source = (
+        "{% set ns = namespace(role='system', content='kind') %}{% set l = [ns] + messages %}"
+        "{% for m in l %}{{ m.role }}:{{ m['content'] }} {% endfor %}"
+        "{{ (l | selectattr('role', 'equalto', 'user') | list)[0].content }}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    assert render(source, messages=messages) == "system:kind user:hi hi"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("z", "[z]", "{'a': z}", "[z] | string", "z | upper", "[z] | lower", "[z] | join"),
+        *("z ~ ''", "'%s' % [z]", "'{}'.format(z)", "[z] | trim", "[z] | e", "[z] | urlencode"),
+        *("[z] | replace('a', 'b')", "[z] | tojson", "[z] | title | length"),
+    ],
+)
+def test_a_namespace_is_never_text(text: str) -> None:
+    """One that holds another twice, and so on, would be text without end."""
+    source = (
+        "{% set n = namespace(z=namespace(a='aa')) %}{% for i in range(60) %}"
+        "{% set n.z = namespace(a=n.z, b=n.z) %}{% endfor %}{% set z = n.z %}"
+    )
+    with pytest.raises(Exception, match=r"namespace|Namespace"):
+        render(f"{source}{{{{ {text} }}}}")
+
+
 def test_the_date_is_there() -> None:
     """With the patterns of Llama's templates."""
     instant = datetime(2026, 12, 1, 23, 59, 58)

@@ -13,6 +13,7 @@ from langchain_swarmkv.engine.contract import SpecialToken
 from langchain_swarmkv.engine.fake import END_ID, START_ID, FakeTokenizer
 from langchain_swarmkv.errors import UnsupportedContentError
 from langchain_swarmkv.prompts.encoder import PromptEncoder
+from langchain_swarmkv.prompts.sandbox import compile_template, render
 from langchain_swarmkv.prompts.segments import Segmenter, StandIns, unused_characters
 from tests.unit_tests.prompts.vocabularies import MergingTokenizer, control_ids, encode_rendered
 
@@ -78,10 +79,13 @@ def test_filters_do_not_undo_the_protection(change: str) -> None:
     """A template may change the case of content, or trim it."""
     tokenizer = MergingTokenizer(MARKERS)
     template = f"{{% for m in messages %}}{{{{ m.content | {change} }}}}<|end|>{{% endfor %}}"
-    encoder = PromptEncoder(tokenizer, chat_template=template)
+    segmenter = Segmenter(tokenizer, template)
     for marker in MARKERS:
         for text in (marker, marker.upper(), marker.lower(), marker.title(), f" {marker} "):
-            ids = encoder.encode([HumanMessage(text)])
+            stand_ins = StandIns(unused_characters([text]))
+            messages = [{"role": "user", "content": segmenter.hide_control(text, stand_ins)}]
+            rendered = render(compile_template(template), {"messages": messages})
+            ids = segmenter.encode(rendered, stand_ins)
             assert control_ids(tokenizer, ids) == ["<|end|>"], (change, text)
 
 

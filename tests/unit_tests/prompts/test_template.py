@@ -32,10 +32,11 @@ def render(source: str | None, messages: list[dict[str, Any]] = TALK, **variable
 
 def test_the_models_own_template_is_used_unless_overridden() -> None:
     """Override, then the model's, then plain words."""
-    own = FakeTokenizer(chat_template="own")
+    text = "{{ messages[0].content }}"
+    own = FakeTokenizer(chat_template=f"own {text}")
     none = FakeTokenizer(chat_template=None)
-    assert ChatTemplate("given", own).render(TALK[1:]) == "given"
-    assert ChatTemplate(None, own).render(TALK[1:]) == "own"
+    assert ChatTemplate(f"given {text}", own).render(TALK[1:]) == "given hi"
+    assert ChatTemplate(None, own).render(TALK[1:]) == "own hi"
     assert "User: hi" in ChatTemplate(None, none).render(TALK[1:])
 
 
@@ -87,7 +88,8 @@ def test_a_template_cannot_reach_out(source: str, from_model: bool) -> None:
 
 def test_attributes_of_python_print_as_nothing() -> None:
     """Where jinja does not raise, nothing of Python's inside leaks."""
-    assert render("{{ ''.__class__ }}{{ messages.__len__ }}|", TALK[1:]) == "|"
+    source = "{{ ''.__class__ }}{{ messages.__len__ }}|{{ messages[0].content }}"
+    assert render(source, TALK[1:]) == "|hi"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,8 @@ def test_work_is_bounded(source: str) -> None:
 
 def test_a_template_cannot_raise_its_own_bound() -> None:
     """The counter of turns is out of a template's reach."""
-    assert render("{{ work }}{{ _count_turn }}{{ 1 | _count_turn }}|", TALK[1:]) == "|"
+    source = "{{ work }}{{ _count_turn }}{{ 1 | _count_turn }}|{{ messages[0].content }}"
+    assert render(source, TALK[1:]) == "|hi"
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 'a", "{% for %}", "{{ x | no_such_filter }}"])
@@ -148,7 +151,7 @@ def test_the_dialect_of_hugging_face_is_understood() -> None:
         "{{ strftime_now('%Y') }} {{ bos_token }} {{ eos_token }} {{ add_generation_prompt }} "
         "{{ tools is none }} {{ documents is none }} {{ enable_thinking }}"
     )
-    talk = template_messages([HumanMessage("one"), HumanMessage("two"), HumanMessage("three")])
+    talk = template_messages([HumanMessage(""), HumanMessage("two"), HumanMessage("")])
     assert render(source, talk, enable_thinking=False) == (
         'two{"a": "<é>"} ["\\u00e9"] 2000 <|bos|> <|im_end|> True True True False'
     )
@@ -157,9 +160,11 @@ def test_the_dialect_of_hugging_face_is_understood() -> None:
 def test_template_variables_cannot_replace_the_messages() -> None:
     """chat_template_kwargs add to what a template sees; the conversation stays."""
     variables = {"messages": [], "add_generation_prompt": False, "tools": [1]}
-    source = "{{ messages|length }} {{ add_generation_prompt }} {{ tools }}"
+    source = (
+        "{{ messages|length }} {{ add_generation_prompt }} {{ tools }} {{ messages[0].content }}"
+    )
     template = ChatTemplate(source, FakeTokenizer(), variables)
-    assert template.render(TALK[1:]) == "1 True [1]"
+    assert template.render(TALK[1:]) == "1 True [1] hi"
 
 
 @pytest.mark.parametrize("source", [NO_SYSTEM, SILENT])

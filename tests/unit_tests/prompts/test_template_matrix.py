@@ -22,7 +22,12 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from langchain_swarmkv.engine.llama_tokenizer import LlamaTokenizer
 from langchain_swarmkv.errors import ChatTemplateError
-from langchain_swarmkv.prompts.call_turns import plain_calls, plain_tools
+from langchain_swarmkv.prompts.call_turns import (
+    calls_apart,
+    plain_calls,
+    plain_results,
+    plain_tools,
+)
 from langchain_swarmkv.prompts.encoder import PromptEncoder
 from langchain_swarmkv.prompts.messages import (
     fold,
@@ -107,12 +112,18 @@ TWO_CALLS = AIMessage(
         {"name": "search", "args": {"query": "海豹"}, "id": "call00002"},
     ],
 )
+LOOKING = AIMessage("I look it up.", tool_calls=call("seals", "call00001").tool_calls)
 CASES: dict[str, tuple[list[BaseMessage], list[dict[str, Any]], dict[str, object]]] = {
     "user": ([HI], [], {}),
     "system": ([BRIEF, HI], [], {}),
     "two turns": ([BRIEF, HI, AIMessage("Hello."), HumanMessage("Go on.")], [], {}),
     "two systems": ([BRIEF, SystemMessage("Be kind."), HI], [], {}),
     "late system": ([HI, AIMessage("Hello."), SystemMessage("Be kind."), HI], [], {}),
+    "second system later": (
+        [BRIEF, HI, AIMessage("Hello."), SystemMessage("Be kind."), HumanMessage("Go on.")],
+        [],
+        {},
+    ),
     "only a system": ([BRIEF], [], {}),
     "two users": ([HI, HumanMessage("Hello?")], [], {}),
     "ends with an answer": ([HI, AIMessage("Hello.")], [], {}),
@@ -121,6 +132,12 @@ CASES: dict[str, tuple[list[BaseMessage], list[dict[str, Any]], dict[str, object
     "two calls": (
         [HI, TWO_CALLS, RESULT, ToolMessage("two", tool_call_id="call00002", name="search")],
         [],
+        {},
+    ),
+    "text and call": ([BRIEF, HI, LOOKING, RESULT], [SEARCH], {}),
+    "text, call and answer": (
+        [HI, LOOKING, RESULT, AIMessage("A page."), HumanMessage("Thanks.")],
+        [SEARCH],
         {},
     ),
     "tools": ([BRIEF, HI], [SEARCH, WEATHER], {}),
@@ -136,7 +153,7 @@ CASES: dict[str, tuple[list[BaseMessage], list[dict[str, Any]], dict[str, object
     "blocks": ([HumanMessage(["a ", {"type": "text", "text": "b"}])], [], {}),
 }
 
-# Where a template refuses a conversation, or would leave out the text of a system message.
+# Where a template refuses a conversation, or would leave out or move a text.
 MERGED = {
     "deepseek-r1-distill": ["two systems"],
     "gpt-oss": ["two systems"],
@@ -146,15 +163,29 @@ MERGED = {
 }
 FOLDED = {
     "gpt-oss": ["late system"],
-    "mistral-nemo": ["late system", "only a system", "call", "tools and call"],
+    "mistral-nemo": [
+        *("late system", "second system later", "only a system", "two turns", "names"),
+        *("call", "tools and call", "call and question", "text and call"),
+    ],
+    "deepseek-r1-distill": ["late system"],
+    "deepseek-v3.1": ["late system"],
     "mistral-small-3.2": ["late system"],
     "own-no-system": [
         *("system", "two turns", "two systems", "late system", "only a system", "two users"),
         *("call", "call and question", "tools", "tools and call", "bare tool"),
+        *("text and call", "second system later"),
         *("thinking", "no thinking", "empty", "unicode", "names"),
     ],
     "smollm3": ["late system"],
 }
+# Where it takes the leading system text, and none later.
+FOLDED_LATER = {
+    *("deepseek-r1-distill", "deepseek-v3.1", "gpt-oss", "mistral-small-3.2", "smollm3"),
+}
+# Where it drops the text beside a call, and whether it insists on alternation besides.
+APART = {"mistral-nemo": True, "mistral-small-3.2": True, "own-one-call": False}
+# Templates that have a place for documents from outside.
+WITH_DOCUMENTS = {"granite-3.3", "granite-4.0"}
 # Templates that know no tools, or write calls in a way of which no format could be learnt.
 WITHOUT_TOOLS = {
     *("deepseek-r1-distill", "deepseek-v3.1", "glm-4.6", "gpt-oss", "granite-3.3"),
@@ -200,6 +231,10 @@ def test_prompts_are_those_of_llama_cpp(
         with pytest.raises(ChatTemplateError, match=f"template of '{tokenizer.name}' .*{reason}"):
             encoder.encode(messages, tools)
         return
+    if case == "documents" and name not in WITH_DOCUMENTS:
+        with pytest.raises(ChatTemplateError, match="leaves the text of document 1 out"):
+            encoder.encode(messages, tools)
+        return
     converted = template_messages(messages)
     if name in WITHOUT_TOOLS:
         converted = plain_calls(converted)
@@ -209,6 +244,11 @@ def test_prompts_are_those_of_llama_cpp(
         converted = merge(converted)
     elif case in FOLDED.get(name, ()):
         converted = fold(converted)
+    elif case == "second system later" and name in FOLDED_LATER:
+        converted = fold(converted, start=1)
+    if name in APART and case in ("text and call", "text, call and answer"):
+        alternates = APART[name] and case == "text, call and answer"
+        converted = (plain_results if alternates else calls_apart)(converted)
     told = None if name in WITHOUT_TOOLS else tools or None
     text = rendered(TEMPLATES[name], converted, tools=told, **variables)
     assert encoder.encode(messages, tools) == raw.tokenize(text, special=True)
