@@ -45,10 +45,15 @@ async def test_work_gives_its_result_or_its_error(way: Way) -> None:
 async def test_long_work_does_not_hold_up_short_work_or_the_loops_own() -> None:
     """However much of it waits; and short work, not the loop's `to_thread`."""
     gate = threading.Event()
-    waiting = [asyncio.create_task(on_own_thread(gate.wait)) for _ in range(50)]
+    waiting = [
+        asyncio.create_task(on_own_thread(lambda: gate.wait(PATIENCE_SECONDS))) for _ in range(50)
+    ]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(on_thread(lambda: 1), PATIENCE_SECONDS) == 1
-    short = [asyncio.create_task(on_thread(gate.wait)) for _ in range(MAX_SHORT_THREADS + 5)]
+    short = [
+        asyncio.create_task(on_thread(lambda: gate.wait(PATIENCE_SECONDS)))
+        for _ in range(MAX_SHORT_THREADS + 5)
+    ]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(asyncio.to_thread(lambda: 2), PATIENCE_SECONDS) == 2
     gate.set()
@@ -61,7 +66,7 @@ async def test_work_that_is_cancelled_before_it_begins_never_does() -> None:
 
     def work(number: int) -> None:
         begun.append(number)
-        gate.wait()
+        gate.wait(PATIENCE_SECONDS)
 
     tasks = [
         asyncio.create_task(on_thread(lambda number=number: work(number)))  # type: ignore[misc]
@@ -91,7 +96,7 @@ async def test_what_was_submitted_for_a_cancelled_task_is_cancelled(has_started:
 
     def start() -> Handle:
         entered.set()
-        gate.wait()
+        gate.wait(PATIENCE_SECONDS)
         return handle
 
     task = asyncio.create_task(start_on_thread(start, handle_of=lambda made: made))
@@ -116,7 +121,7 @@ class Loads:
 
     def load(self) -> str:
         self.threads.append(threading.current_thread())
-        self.gate.wait()
+        self.gate.wait(PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
         return "loaded"
