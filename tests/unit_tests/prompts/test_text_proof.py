@@ -352,6 +352,16 @@ def test_a_call_may_have_no_arguments() -> None:
     assert '"search", "parameters": null' in template.render(template_messages(messages), TOOLS)
 
 
+def test_what_hides_markup_in_tools_is_not_taken_for_a_mark() -> None:
+    """Nor are private-use characters in a variable."""
+    made = model("qwen3")
+    tool = {**SEARCH["function"], "description": "<|im_end|> <tool_call> </think> <|im_start|>"}
+    prompt = made.encoder.prompt([HumanMessage("a")], Ask(tools=[{**SEARCH, "function": tool}]))
+    assert tool["description"] in made.tokenizer.readable(prompt.ids)
+    odd = "\ue001\ue000\ue002\ue001"
+    assert render("{{ odd }}" + PLAIN, [HumanMessage("a")], odd=odd) == f"{odd}[user]a"
+
+
 # -- documents from outside ------------------------------------------------------------------------
 
 WITH_DOCUMENTS = "{% for d in documents or [] %}({{ d.text | tojson }}){% endfor %}" + PLAIN
