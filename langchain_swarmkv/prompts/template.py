@@ -237,7 +237,8 @@ class ChatTemplate:
         for role, probe in _role_probes(mark):
             given = [_with_blocks(m) if m["role"] in typed else m for m in probe]
             blocks = [_with_blocks(m) if m["role"] == role else m for m in given]
-            if mark not in self._tried(given) and _has_text(self._tried(blocks), mark):
+            # Python writes a printed list with escapes in place of such a mark.
+            if mark not in self._tried(given) and mark in self._tried(blocks):
                 typed.add(role)
         return frozenset(typed)
 
@@ -298,9 +299,3 @@ def _role_probes(mark: str) -> Iterator[tuple[str, list[TemplateMessage]]]:
 
 def _with_blocks(message: TemplateMessage) -> TemplateMessage:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
-
-
-def _has_text(rendered: str, mark: str) -> bool:
-    """Whether the mark is there as text, and not in a list of blocks that was printed as it is."""
-    before, found, _ = rendered.partition(mark)
-    return bool(found) and not before.endswith(("'text': '", '"text": "'))

@@ -425,6 +425,16 @@ def test_a_template_for_tools_without_a_format_is_left_alone() -> None:
     assert "You can call these functions" in prompt
 
 
+def test_the_default_tells_tools_where_the_one_for_tools_has_no_format() -> None:
+    """In its own format."""
+    tokenizer = model("qwen2.5").tokenizer
+    tokenizer.chat_template = TEMPLATES["qwen2.5"]
+    tokenizer.tool_use_template = "{{ tools }}" + PLAIN
+    template = ChatTemplate(None, tokenizer)
+    assert template.call_format == model("qwen2.5").encoder.answers.calls
+    assert "<tools>" in template.render(template_messages(TALK), TOOLS)
+
+
 def test_a_file_without_a_default_uses_what_it_has() -> None:
     """Better than plain words."""
     tokenizer = FakeTokenizer(chat_template=None, tool_use_template=PLAIN)
