@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
@@ -30,7 +31,7 @@ from langchain_swarmkv.prompts.messages import (
 )
 from langchain_swarmkv.prompts.sandbox import compile_template, render, strftime_at
 from langchain_swarmkv.prompts.segments import unused_characters
-from langchain_swarmkv.prompts.text_proof import TextProof, document_texts
+from langchain_swarmkv.prompts.text_proof import TextProof
 from langchain_swarmkv.prompts.tool_style import NativeCalls, find_native_calls
 from langchain_swarmkv.prompts.tools import Tool
 
@@ -210,8 +211,10 @@ class ChatTemplate:
     def _proved(self, messages: Sequence[TemplateMessage], variables: Mapping[str, object]) -> str:
         """Run the template, and prove that the prompt holds what the messages say."""
         documents = variables.get("documents", self.documents)
-        texts = [self.source, *content_strings(messages), *document_texts(documents)]
-        proof = TextProof(messages, documents, unused_characters(texts), self.source)
+        # All that a template may print: tools have stand-ins of their own, see `segments`.
+        others = json.dumps({**self._variables, **variables}, ensure_ascii=False, default=str)
+        marks = unused_characters([self.source, others, *content_strings(messages)])
+        proof = TextProof(messages, documents, marks, self.source)
         marked = self._run(proof.messages, {**variables, "documents": proof.documents})
         proof.check(marked)
         rendered = self._run(messages, variables)
@@ -234,7 +237,8 @@ class ChatTemplate:
         for role, probe in _role_probes(mark):
             given = [_with_blocks(m) if m["role"] in typed else m for m in probe]
             blocks = [_with_blocks(m) if m["role"] == role else m for m in given]
-            if mark not in self._tried(given) and _has_text(self._tried(blocks), mark):
+            # Python writes a printed list with escapes in place of such a mark.
+            if mark not in self._tried(given) and mark in self._tried(blocks):
                 typed.add(role)
         return frozenset(typed)
 
@@ -295,9 +299,3 @@ def _role_probes(mark: str) -> Iterator[tuple[str, list[TemplateMessage]]]:
 
 def _with_blocks(message: TemplateMessage) -> TemplateMessage:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
-
-
-def _has_text(rendered: str, mark: str) -> bool:
-    """Whether the mark is there as text, and not in a list of blocks that was printed as it is."""
-    before, found, _ = rendered.partition(mark)
-    return bool(found) and not before.endswith(("'text': '", '"text": "'))

@@ -454,10 +454,11 @@ def test_template_variables_that_python_calls_equal_are_told_apart(
     """1, True and 1.0 are printed differently, and so are 0.0 and -0.0."""
     printed = []
     for value in (1, True, 1.0, "1", 0.0, -0.0, False, 0, None):
-        update = {"chat_template": "{{ x }}", "chat_template_kwargs": {"x": wrap(value)}}
+        template = "{{ x }} {{ messages[0].content }}"
+        update = {"chat_template": template, "chat_template_kwargs": {"x": wrap(value)}}
         copied = llm.model_copy(update=update)
         assert copied._encoder is copied._encoder
-        printed.append(llm.tokenizer.decode(copied.prompt_token_ids("hi")))
+        printed.append(llm.tokenizer.decode(copied.prompt_token_ids("hi")).removesuffix(" hi"))
     wanted = [str(wrap(value)) for value in (1, True, 1.0, "1", 0.0, -0.0, False, 0, None)]
     assert printed == wanted
 
