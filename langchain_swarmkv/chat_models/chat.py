@@ -53,6 +53,7 @@ from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.answering import Answering, Answers
 from langchain_swarmkv.prompts.answers import PROVIDER
 from langchain_swarmkv.prompts.call import Call
+from langchain_swarmkv.prompts.held_schema import check_schema
 from langchain_swarmkv.prompts.schema import output_schema
 from langchain_swarmkv.prompts.structured_output import AnswerObjectParser, structured
 from langchain_swarmkv.prompts.tools import ToolLike, openai_tools
@@ -247,6 +248,8 @@ class ChatSwarmKV(DocumentModel):
             schema = {"type": "object"}
         found = output_schema(schema)  # type: ignore[arg-type]
         options = {**kwargs, **found.call_options(method, strict)}
+        if method == "function_calling" and strict is not False:
+            check_schema(found.json_schema, f"The schema {found.name!r}")
         self._check_options(options)
         tracing = {"kwargs": {"method": method}, "schema": found.shown}
         llm = self.bind(**options, ls_structured_output_format=tracing)

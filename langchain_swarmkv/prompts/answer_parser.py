@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar, cast
@@ -54,6 +54,7 @@ class AnswerParser:
         calls: how this model writes calls; None: it makes none.
         reasoning: what stands around its thoughts; None: it writes none.
         starts_in_reasoning: the prompt ends with the opening tag.
+        checks: by the tools' names, what says why whole arguments do not fit.
         new_call_id: names calls whose id does not come before their arguments.
     """
 
@@ -63,12 +64,14 @@ class AnswerParser:
         calls: CallFormat | None,
         reasoning: ReasoningTags | None,
         starts_in_reasoning: bool = False,
+        checks: Mapping[str, Callable[[Mapping[str, Any]], str | None]] | None = None,
         new_call_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._calls = None if calls is None else CallMarks(calls)
         self._trigger = "" if self._calls is None else self._calls.trigger
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
+        self._checks = checks or {}
         self._new_call_id = new_call_id
 
         self.may_think = True
@@ -173,7 +176,7 @@ class AnswerParser:
                 call.started = True
                 call.call_id = call.call_id or self._new_call_id()
                 self._parts.append(CallStart(call.index, call.call_id, call.name or ""))
-                error = yield from self._arguments(call.index, marks)
+                error = yield from self._arguments(call, marks)
             elif not call.started:
                 call.call_id = yield from self._word(stop)
             elif marks.id_ends_object:
@@ -222,23 +225,23 @@ class AnswerParser:
         self._take_back(char)
         return "".join(word).strip()
 
-    def _arguments(self, index: int, marks: CallMarks) -> _Reads[str | None]:
+    def _arguments(self, call: _Call, marks: CallMarks) -> _Reads[str | None]:
         """Read a JSON value and release it, if it is an object; returns what is wrong with it."""
         char = " "
         while is_space(char):
             char = yield from self._next()
         if char in ("{", "[", '"'):
-            return (yield from self._value(index, char, marks))
+            return (yield from self._value(call, char, marks))
         if char == "n":
             yield from self._literal("ull")
         else:
             self._take_back(char)
             if not marks.arguments_optional:
                 raise _BrokenCallError(f"The call is malformed: {char!r} instead of arguments.")
-        self._parts.append(CallArguments(index, "{}"))
-        return None
+        self._parts.append(CallArguments(call.index, "{}"))
+        return self._misfit(call, {})
 
-    def _value(self, index: int, char: str, marks: CallMarks) -> _Reads[str | None]:
+    def _value(self, call: _Call, char: str, marks: CallMarks) -> _Reads[str | None]:
         scanner, value, is_object = JsonScanner(), [], char == "{"
         while True:
             if char == marks.ends_arguments and not scanner.in_string:
@@ -247,19 +250,22 @@ class AnswerParser:
             scanner.push(char)
             value.append(char)
             if is_object:
-                self._parts.append(CallArguments(index, char))
+                self._parts.append(CallArguments(call.index, char))
             if scanner.closed:
                 break
             char = yield from self._next()
         text = "".join(value)
         try:
-            if is_object:
-                parse_object(text)
-            else:
-                self._parts.append(CallArguments(index, json.dumps(_object_in(text))))
+            arguments = parse_object(text) if is_object else _object_in(text)
         except ValueError as error:
             return f"The arguments are no JSON object: {error}."
-        return None
+        if not is_object:
+            self._parts.append(CallArguments(call.index, json.dumps(arguments)))
+        return self._misfit(call, arguments)
+
+    def _misfit(self, call: _Call, arguments: Mapping[str, Any]) -> str | None:
+        check = self._checks.get(call.name or "")
+        return None if check is None else check(arguments)
 
     def _rest_of_object(self) -> _Reads[None]:
         """What a model may write after the arguments, or leave away: its own id for the call."""

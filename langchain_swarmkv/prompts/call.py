@@ -16,6 +16,7 @@ from langchain_swarmkv.prompts.encoder import AnswerStyle, Ask, Thinking
 from langchain_swarmkv.prompts.guides import AnswerRules, answer_guide
 from langchain_swarmkv.prompts.held_schema import check_schema
 from langchain_swarmkv.prompts.plain_json import plain_json
+from langchain_swarmkv.prompts.tool_schema import Check, check_strict, tool_schema
 from langchain_swarmkv.prompts.tools import Tools, openai_tools, tool_choice
 
 __all__ = ["CALL_OPTIONS", "Call"]
@@ -47,6 +48,8 @@ class Call:
     def check(self) -> None:
         """Refuse, before there is a model, what decoding cannot be held to.
 
+        What it cannot be held to of a tool's schema is logged, unless the tool is strict.
+
         Raises:
             ConfigurationError: naming the feature.
         """
@@ -54,8 +57,10 @@ class Call:
             check_schema(self.json_schema, "The schema")
         if self.tools is not None and self.tools.is_constrained:
             for tool in self.tools.callable:
-                function = tool["function"]
-                check_schema(function["parameters"], f"The schema of the tool {function['name']!r}")
+                if tool["function"].get("strict") is True:
+                    check_strict(tool["function"])
+                else:
+                    tool_schema(tool["function"])
 
     def ask(self, keep_reasoning: bool) -> Ask:
         """What the prompt must say."""
@@ -81,7 +86,16 @@ class Call:
             calls=style.calls if self.tools and self.tools.callable else None,
             reasoning=None if thinking is Thinking.OFF else style.reasoning,
             starts_in_reasoning=thinking is Thinking.BEGUN,
+            checks=self._checks(),
         )
+
+    def _checks(self) -> dict[str, Check]:
+        """Of the tools whose calls are not held to all of their schema."""
+        if self.tools is None or not self.tools.is_constrained:
+            return {}
+        functions = [tool["function"] for tool in self.tools.callable]
+        checks = {function["name"]: tool_schema(function).check for function in functions}
+        return {name: check for name, check in checks.items() if check is not None}
 
 
 def _tools(options: Mapping[str, Any]) -> Tools | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from langchain_swarmkv.prompts.call_format import CallFormat, Hole, ReasoningTags
 from langchain_swarmkv.prompts.held_schema import held_schema
+from langchain_swarmkv.prompts.tool_schema import tool_schema
 from langchain_swarmkv.prompts.tools import Tools
 
 __all__ = ["MAX_PARALLEL_CALLS", "AnswerRules", "answer_guide"]
@@ -110,7 +111,7 @@ class _Writer:
         if part is Hole.NAME:
             return self._literal(function["name"])  # which needs no escapes; see `tools`
         if part is Hole.ARGUMENTS:
-            return _json(function["parameters"])
+            return _arguments(function)
         return "CALL_ID" if part is Hole.ID else self._literal(part)
 
     def _json_call(self, tool: Mapping[str, Any]) -> str:
@@ -123,7 +124,7 @@ class _Writer:
         values = {Hole.NAME: function["name"], Hole.ARGUMENTS: "\0", Hole.ID: "a" * 9}
         parts = [calls.opening, *calls.call, calls.closing]
         text = "".join(values[part] if isinstance(part, Hole) else part for part in parts)
-        arguments = _json(function["parameters"])
+        arguments = _arguments(function)
         return " ".join(
             arguments if lexeme == "\0" else _quote(lexeme) for lexeme in _JSON_LEXEME.findall(text)
         )
@@ -197,3 +198,7 @@ def _regex(text: str) -> str:
 
 def _json(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps(held_schema(schema), ensure_ascii=False)}"
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps(tool_schema(function).held, ensure_ascii=False)}"

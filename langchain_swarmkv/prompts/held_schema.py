@@ -1,18 +1,19 @@
-r"""What decoding is held to of a JSON schema: all of it, or it is refused.
+r"""What decoding is held to of a JSON schema: all of it, or it is refused (tools: `tool_schema`).
 
 llguidance refuses most of what it does not know by itself. What it would pass over in silence, or
 read in another way than JSON schema and Python do, is refused here, or said in an exact way:
 
     objects    get no properties but their own, unless the schema says so: models like to add some
     unions     with a discriminator have it always, so that they can be told apart
-    formats    dates, times and durations become patterns of those that there are; unknown ones
-               refused
-    patterns   what dialects of regular expressions read differently (`\S`, `[a&&b]`) refused
+    formats    dates, times, durations, base64 and the versions of UUIDs become patterns; unknown
+               formats refused
+    patterns   what dialects of regular expressions read differently (`\S`, `[a&&b]`) refused;
+               pydantic's of a `Decimal`, which looks ahead, becomes one that does not
     numbers    beyond 2^53, where neighbours look alike, refused
     keys       minProperties > 1 refused, as a key may come twice
-    contents   contentSchema, contentEncoding and contentMediaType refused
-    drafts     `$schema` is left out: of a keyword that its draft does not know, nothing would be
-               held; references to where no schemas are kept refused
+    contents   contentSchema, contentMediaType and contentEncoding refused, base64 aside
+    drafts     what older ones and OpenAPI spell otherwise becomes plain (`plain_schema`);
+               references to where no schemas are kept refused
 
 A multiple of a decimal fraction is one in decimal numbers, though not always in floats (9.77 of
 0.01), and digits beyond a float's may hide how near a number is to an exclusive bound.
@@ -22,21 +23,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from langchain_swarmkv.engine.guide import check_guide
 from langchain_swarmkv.errors import ConfigurationError, GrammarError
 from langchain_swarmkv.prompts.json_patterns import (
-    DATE,
-    DATE_TIME,
-    DURATION,
-    TIME,
+    FORMAT_PATTERNS,
+    decimal_pattern,
     unclear_part,
+)
+from langchain_swarmkv.prompts.plain_schema import (
+    MAPS,
+    SCHEMAS,
+    all_parts,
+    changed,
+    plain_schema,
 )
 from langchain_swarmkv.scheduling.signals import is_loop_thread
 
-__all__ = ["check_schema", "held_schema"]
+__all__ = ["Unheld", "check_schema", "compile_schema", "exact_schema", "held_schema", "unheld"]
 
 _STYLE = {
     "whitespace_flexible": False,
@@ -45,14 +51,15 @@ _STYLE = {
     # Without \u escapes one key has one spelling.
     "json_allowed_escapes": 'nrbtf\\"',
 }
-_PATTERNS = {"date": DATE, "time": TIME, "date-time": DATE_TIME, "duration": DURATION}
-_FORMATS = frozenset({*_PATTERNS, "email", "ipv4", "ipv6", "uri", "uuid"})
+_FORMATS = frozenset({*FORMAT_PATTERNS, "email", "ipv4", "ipv6", "uri", "uuid"})
 # Of pydantic's own; they say what a string is for, and every string is one.
 _FORMATS_OF_ANY_STRING = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+_ENCODINGS = frozenset({"base64", "base64url"})
 _UNHELD = (
-    *("contentSchema", "contentEncoding", "contentMediaType", "dependentRequired"),
-    *("dependentSchemas", "if", "not", "propertyNames", "unevaluatedItems"),
-    *("unevaluatedProperties", "uniqueItems"),
+    *("contains", "contentMediaType", "contentSchema", "dependentRequired", "dependentSchemas"),
+    *("else", "if", "maxContains", "minContains", "not", "propertyNames", "then"),
+    *("unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+    *("$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
 )
 _NUMBERS = (
     "minimum",
@@ -67,19 +74,22 @@ _MAX_EXACT = 2**53
 # What JSON writes as \u.... alone, and llguidance does not write here.
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
-# Where a schema holds schemas: one or a list of them, or one for each key.
-_SCHEMAS = frozenset(
-    {
-        *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "if", "items"),
-        *("not", "oneOf", "prefixItems", "propertyNames"),
-    }
-)
-_MAPS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
-# Where it tells the properties of an object.
+# Where a schema tells the properties of an object.
 _OWN = frozenset({"additionalProperties", "patternProperties", "properties", "required"})
 _OTHERS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+# What may tell more of them, though decoding is not held to it.
+_MORE = frozenset({"dependentSchemas", "else", "if", "then", "unevaluatedProperties"})
 
 _Schema = dict[str, Any]
+
+
+class Unheld(NamedTuple):
+    """What decoding cannot be held to."""
+
+    feature: str
+    """For messages."""
+    keys: tuple[str, ...]
+    """The keywords that say it; without them, the schema allows more."""
 
 
 def held_schema(schema: Mapping[str, Any], what: str = "The schema") -> _Schema:
@@ -93,14 +103,15 @@ def held_schema(schema: Mapping[str, Any], what: str = "The schema") -> _Schema:
         ConfigurationError: decoding cannot be held to it, for the feature that is named.
     """
     try:
-        parts = _all_schemas(schema)
-        for feature in (feature for part in parts for feature in _unheld(part)):
+        plain = plain_schema(schema)
+        parts = all_parts(plain)
+        for found in (found for part in parts for found in unheld(part)):
             raise ConfigurationError(
-                f"{what} has {feature}, which decoding cannot be held to. Leave it out and check "
-                "it afterwards, or use strict=False.",
-                feature=feature,
+                f"{what} has {found.feature}, which decoding cannot be held to. Leave it out and "
+                "check it afterwards, or use strict=False.",
+                feature=found.feature,
             )
-        return {**_tagged(_exact_schema(schema, parts), parts), "x-guidance": _STYLE}
+        return exact_schema(plain, parts)
     except RecursionError:
         raise ConfigurationError(f"{what} is nested too deeply.") from None
     except ConfigurationError:
@@ -118,7 +129,7 @@ def check_schema(schema: Mapping[str, Any], what: str) -> None:
     if is_loop_thread():
         return
     try:
-        check_guide(f"start: %json {json.dumps(held, ensure_ascii=False)}\n")
+        compile_schema(held)
     except (TypeError, RecursionError) as error:
         raise ConfigurationError(f"{what} is no JSON: {error}.") from error
     except GrammarError as error:
@@ -127,13 +138,28 @@ def check_schema(schema: Mapping[str, Any], what: str) -> None:
         ) from error
 
 
-def _exact_schema(schema: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> _Schema:
+def compile_schema(held: Mapping[str, Any]) -> None:
+    """Compile what `exact_schema` made.
+
+    Raises:
+        GrammarError: llguidance refuses it, or it is too large.
+    """
+    check_guide(f"start: %json {json.dumps(held, ensure_ascii=False)}\n")
+
+
+def exact_schema(plain: _Schema, parts: Sequence[Mapping[str, Any]]) -> _Schema:
+    """A schema, free of what is `unheld`, as llguidance is given it.
+
+    Args:
+        plain: as `plain_schema` makes it.
+        parts: all schemas within it, with what was unheld: it may tell properties.
+    """
     is_closed = not any(map(_is_combined, parts))
-    held: _Schema = _changed(schema, lambda p: _closed(_exact(p)) if is_closed else _exact(p))
-    return held
+    held: _Schema = changed(plain, lambda p: _closed(_exact(p)) if is_closed else _exact(p))
+    return {**_tagged(held, parts), "x-guidance": _STYLE}
 
 
-def _tagged(held: _Schema, parts: list[Mapping[str, Any]]) -> _Schema:
+def _tagged(held: _Schema, parts: Sequence[Mapping[str, Any]]) -> _Schema:
     """The schema with the tags of unions required, though pydantic lets them have a default."""
     tags = dict(pair for part in parts for pair in _discriminators(part))
     for kind in ("$defs", "definitions"):
@@ -156,105 +182,95 @@ def _discriminators(part: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _is_combined(part: Mapping[str, Any]) -> bool:
     """Whether the properties of one object are told in several places."""
     num_places = len(_OTHERS & part.keys()) + (not part.keys().isdisjoint(_OWN))
-    return num_places > 1 or len(part.get("allOf") or ()) > 1
+    is_told_elsewhere = not part.keys().isdisjoint(_MORE)
+    return num_places > 1 or len(part.get("allOf") or ()) > 1 or is_told_elsewhere
 
 
 def _closed(part: _Schema) -> _Schema:
-    return {"additionalProperties": False, **part} if "properties" in part else part
+    properties = part.get("properties")
+    if properties is None or not set(part.get("required", ())) <= properties.keys():
+        return part
+    return {"additionalProperties": False, **part}
 
 
 def _exact(part: _Schema) -> _Schema:
-    held = {key: value for key, value in part.items() if (key, value) != ("uniqueItems", False)}
-    held.pop("$schema", None)
-    # A tuple as old drafts have it; beside one of today's, llguidance would forget the latter.
-    rest = held.pop("additionalItems", True)
-    if isinstance(held.get("items"), list):
-        held["prefixItems"] = held["items"]
-        held["items"] = rest
-    name = held.get("format")
-    if isinstance(name, str) and (name in _PATTERNS or name in _FORMATS_OF_ANY_STRING):
-        del held["format"]
-        if name in _PATTERNS:
-            held["pattern"] = f"^{_PATTERNS[name]}$"
+    held = dict(part)
+    decimal = decimal_pattern(held["pattern"]) if isinstance(held.get("pattern"), str) else None
+    if decimal is not None:
+        held["pattern"] = decimal
+    name = held.get("format", held.pop("contentEncoding", None))
+    held.pop("contentEncoding", None)
+    if isinstance(name, str) and (name in FORMAT_PATTERNS or name in _FORMATS_OF_ANY_STRING):
+        held.pop("format", None)
+        if name in FORMAT_PATTERNS:
+            _add_pattern(held, f"^{FORMAT_PATTERNS[name]}$")
     return held
 
 
-def _changed(schema: Any, change: Callable[[_Schema], _Schema]) -> Any:
-    """The schema with all that are in it changed, innermost first."""
-    if not isinstance(schema, Mapping):
-        return schema
-    copy: _Schema = {}
-    for key, value in schema.items():
-        if key in _SCHEMAS and isinstance(value, (list, tuple)):
-            copy[key] = [_changed(item, change) for item in value]
-        elif key in _SCHEMAS:
-            copy[key] = _changed(value, change)
-        elif key in _MAPS and isinstance(value, Mapping):
-            copy[key] = {name: _changed(item, change) for name, item in value.items()}
-        else:
-            copy[key] = value
-    return change(copy)
+def _add_pattern(held: _Schema, pattern: str) -> None:
+    if "pattern" in held:
+        held["allOf"] = [*held.get("allOf", ()), {"pattern": pattern}]
+    else:
+        held["pattern"] = pattern
 
 
-def _all_schemas(schema: Any) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
-
-    def keep(part: _Schema) -> _Schema:
-        found.append(part)
-        return part
-
-    _changed(schema, keep)
-    return found
-
-
-def _unheld(part: Mapping[str, Any]) -> Iterator[str]:
-    """What llguidance would pass over, or read otherwise."""
+def unheld(part: Mapping[str, Any]) -> Iterator[Unheld]:
+    """What llguidance would pass over in one part of a plain schema, or read otherwise."""
     for key in _UNHELD:
-        if part.get(key, False) is not False:
-            yield key
-    fixed = [part.get("const"), *(part.get("enum") or ())]
-    if any(isinstance(text, str) and _UNWRITABLE.search(text) for text in fixed):
-        yield "a control character in const or enum"
+        if key in part:
+            yield Unheld(key, (key,))
+    for key in ("const", "enum"):
+        fixed = part.get(key) if key == "enum" else [part.get(key)]
+        if any(isinstance(text, str) and _UNWRITABLE.search(text) for text in fixed or ()):
+            yield Unheld("a control character in const or enum", (key,))
     if not isinstance(part.get("properties", {}), Mapping):
-        yield "`properties` that are no mapping"
+        yield Unheld("`properties` that are no mapping", ("properties",))
     if not isinstance(part.get("required", []), (list, tuple)):
-        yield "a `required` that is no list"
+        yield Unheld("a `required` that is no list", ("required",))
+    yield from _unheld_texts(part)
+    if isinstance(part.get("minProperties"), int) and part["minProperties"] > 1:
+        yield Unheld("minProperties", ("minProperties",))
+    if isinstance(part.get("$ref"), str) and not _leads_to_schema(part["$ref"]):
+        yield Unheld(f"the reference {part['$ref']!r} to where no schemas are kept", ("$ref",))
+    yield from _unheld_numbers(part)
+
+
+def _unheld_texts(part: Mapping[str, Any]) -> Iterator[Unheld]:
     name, pattern = part.get("format"), part.get("pattern")
     if name is not None and name not in _FORMATS | _FORMATS_OF_ANY_STRING:
-        yield f"the format {name!r}"
-    if name in _PATTERNS and (pattern is not None or {"minLength", "maxLength"} & part.keys()):
-        yield f"the format {name!r} with a pattern or a length"
-    for text in (pattern, *(part.get("patternProperties") or ())):
-        unclear = unclear_part(text) if isinstance(text, str) else None
-        if unclear:
-            yield f"the pattern {text!r}, from {unclear!r} on"
-    if isinstance(part.get("minProperties"), int) and part["minProperties"] > 1:
-        yield "minProperties"
-    if isinstance(part.get("$ref"), str) and not _leads_to_schema(part["$ref"]):
-        yield f"the reference {part['$ref']!r} to where no schemas are kept"
-    yield from _unheld_numbers(part)
+        yield Unheld(f"the format {name!r}", ("format",))
+    encoding = part.get("contentEncoding")
+    if encoding is not None and (encoding not in _ENCODINGS or name not in (None, encoding)):
+        yield Unheld("contentEncoding", ("contentEncoding",))
+    if isinstance(pattern, str) and decimal_pattern(pattern) is None and unclear_part(pattern):
+        yield Unheld(f"the pattern {pattern!r}, from {unclear_part(pattern)!r} on", ("pattern",))
+    for text in part.get("patternProperties") or ():
+        if isinstance(text, str) and unclear_part(text):
+            feature = f"the pattern {text!r}, from {unclear_part(text)!r} on"
+            yield Unheld(feature, ("patternProperties",))
 
 
 def _leads_to_schema(reference: str) -> bool:
     keys = iter(reference.partition("#")[2].split("/")[1:])
     is_list = False
     for key in keys:
-        if key not in _MAPS | _SCHEMAS and not (is_list and key.isdecimal()):
+        if key not in MAPS | SCHEMAS and not (is_list and key.isdecimal()):
             return False
-        is_list = key in _SCHEMAS
-        if key in _MAPS:
+        is_list = key in SCHEMAS
+        if key in MAPS:
             next(keys, None)
     return True
 
 
-def _unheld_numbers(part: Mapping[str, Any]) -> Iterator[str]:
+def _unheld_numbers(part: Mapping[str, Any]) -> Iterator[Unheld]:
     for key in _NUMBERS:
         if key in part and any(abs(number) > _MAX_EXACT for number in _numbers(part[key])):
-            yield f"{key} with a number beyond 2^53"
+            yield Unheld(f"{key} with a number beyond 2^53", (key,))
     lower, upper = part.get("exclusiveMinimum"), part.get("exclusiveMaximum")
     width = _width(part)
     if part.get("type") != "integer" and (lower, upper) != (None, None) and width < 1:
-        yield "an exclusive bound less than 1 from the other bound"
+        feature = "an exclusive bound less than 1 from the other bound"
+        yield Unheld(feature, ("exclusiveMinimum", "exclusiveMaximum"))
 
 
 def _numbers(value: Any) -> Iterator[float]:
