@@ -48,7 +48,7 @@ def main() -> None:
 
 def figures() -> str:
     """The text between the marks."""
-    lines = [*_fan_out(_load("fanout-W2")), "", *_others()]
+    lines = [*_fan_out(_load("fanout-W2"), _load("fanout-W2-q4_0")), "", *_others()]
     return "\n".join(lines) + "\n"
 
 
@@ -57,18 +57,26 @@ def _load(name: str) -> Result:
     return result
 
 
-def _fan_out(result: Result) -> Iterator[str]:
+def _fan_out(result: Result, fast: Result) -> Iterator[str]:
     workload, cases = result["workload"], result["cases"]
+    (fast_case,) = fast["cases"]
+    quick = {contender["name"]: contender for contender in fast_case["contenders"]}
+    quick_floor = _seconds(fast_case, "floor")
     yield (
         f"Here: {workload['document_tokens']:,} tokens of a US patent, {workload['branches']} "
         f"analysts x {workload['max_tokens']} tokens, {result['model']['name'].split('-I')[0]} "
-        f"(Q4_1), {result['machine']['cores']} CPU cores, no GPU; each contender at the settings "
-        "that were fastest for it. All runs, settings, machine and versions: "
+        f"{result['machine']['cores']} CPU cores, no GPU, on two machines: {_where(result)}, the "
+        "file as it is shipped, which has no fast kernels, each contender at the settings that "
+        f"were fastest for it; and {_where(fast)}, the same weights as `swarmkv optimize` repacks "
+        "them, with the default settings. All runs, settings, machines and versions: "
         "[benchmarks/results](benchmarks/results)."
     )
     yield ""
-    yield "| contender | seconds (range) | times the floor | prompt tokens computed | peak MB |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield (
+        f"| contender | {_where(result)}: seconds (range) | times the floor | {_where(fast)}: "
+        "seconds (range) | times the floor | prompt tokens computed | peak MB |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
     floor = _seconds(cases[0], "floor")
     for contender in cases[0]["contenders"]:
         name, seconds = contender["name"], contender["median_seconds"]
@@ -78,11 +86,26 @@ def _fan_out(result: Result) -> Iterator[str]:
             label += f", {slots} slot{'s' if slots > 1 else ''}"
         if contender["settings"].get("prefill_flash_attention"):
             label += ", two kernels"
+        again = quick.get(name)
+        second = "| |"
+        if again is not None:
+            again_seconds = again["median_seconds"]
+            second = (
+                f"| {again_seconds:.1f} ({_range(again['seconds'])}) | "
+                f"{again_seconds / quick_floor:.2f} |"
+            )
         yield (
             f"| {label} | {seconds:.1f} ({_range(contender['seconds'])}) | "
-            f"{seconds / floor:.2f} | {contender['computed_tokens']:,} | "
+            f"{seconds / floor:.2f} {second} {contender['computed_tokens']:,} | "
             f"{contender['peak_rss_bytes'] / 1e6:.0f} |"
         )
+
+
+def _where(result: Result) -> str:
+    """Number format and the widest vectors that llama.cpp used."""
+    file_type = result["model"]["name"].removesuffix(".gguf").rsplit(".", 1)[1]
+    features = result["machine"]["llama_cpp_features"]
+    return f"{file_type}, {'AVX-512' if 'AVX512 = 1' in features else 'AVX2'}"
 
 
 def _others() -> Iterator[str]:

@@ -86,6 +86,13 @@ class Case(_Frozen):
             for document in (*self.documents, *self.cached)
         )
 
+    def cells_of(self, branches: int) -> int:
+        """Cells that all documents and so many branches, the longest, need at once."""
+        documents = (*self.documents, *self.cached)
+        rests = sorted(len(p) - len(d.prefix) for d in documents for p in d.prompts)
+        own = sum(rest + self.max_tokens for rest in rests[-branches:])
+        return sum(len(document.prefix) for document in documents) + own
+
     def with_branches(self, most: int) -> Case:
         """The same with at most that many branches of each document."""
         documents = tuple(

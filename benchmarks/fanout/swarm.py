@@ -16,6 +16,10 @@ __all__ = ["RecordingEngine", "SwarmContender", "outcome_of"]
 
 
 _SAMPLE_TOKENS = 64
+_MAX_SEQUENCES = 256
+"""LLAMA_MAX_SEQ of llama.cpp."""
+_MAX_RUNNING = 16
+"""Branches at once on a CPU, by default. The floor runs in waves of as many."""
 
 
 class RecordingEngine(SwarmEngine):
@@ -58,7 +62,7 @@ class SwarmContender(Contender):
     def open(self) -> None:
         """Load, and answer a small case for all that happens only once."""
         # What EngineConfig's default comes to: off on CPUs, on where layers are offloaded.
-        self.uses_flash_attention = bool(self.settings.get("gpu_layers"))
+        self.uses_flash_attention = self.uses_gpu
         self._engine = RecordingEngine(self._config())
         sample = type(self)(self.model, _sample(self.case), self.settings)
         sample._engine = self._engine
@@ -74,15 +78,23 @@ class SwarmContender(Contender):
 
     def _config(self) -> EngineConfig:
         num_documents = len(self.case.documents) + len(self.case.cached)
+        # A pool for what runs at once; the others wait, and need neither cells nor sequences.
+        most = _MAX_SEQUENCES - num_documents - 2 if self.uses_gpu else _MAX_RUNNING
+        lanes = min(self.case.num_branches, most)
         return EngineConfig(
             model_path=self.model,
-            n_ctx=rounded_cells(max(self.case.num_cells, BATCH_TOKENS)),
+            n_ctx=rounded_cells(max(self.case.cells_of(lanes), BATCH_TOKENS)),
             n_batch=BATCH_TOKENS,
-            max_sequences=num_documents + self.case.num_branches + 2,
+            max_sequences=num_documents + lanes + 2,
             n_threads=self.settings["threads"],
             n_gpu_layers=self.settings.get("gpu_layers", 0),
             prefill_flash_attention=self.settings["prefill_flash_attention"],
         )
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether layers are offloaded; then all branches run at once by default."""
+        return bool(self.settings.get("gpu_layers"))
 
     @property
     def engine(self) -> RecordingEngine:

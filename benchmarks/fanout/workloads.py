@@ -182,7 +182,7 @@ def _interleaved(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
 
 def _scaling(builder: CaseBuilder, sizes: Sizes) -> list[Case]:
     lengths: Sequence[int] = (512, 1024, 2048, 4096, 7000)
-    fan_outs: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    fan_outs: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 256)
     if sizes.document_tokens:
         lengths = (sizes.document_tokens,)
     if sizes.branches:

@@ -41,7 +41,7 @@ class Graph(SwarmContender):
         graph.add_node("document", DocumentNode(self._llm, instructions=document.instructions))
         graph.add_edge(START, "document")
         self._add_analysts(graph, document, after="document")
-        return graph.compile(document=document.text)
+        return graph.compile(document=document.text, allow_waves=True)
 
     def _add_analysts(self, graph: StateGraph[Any], document: Document, after: str) -> None:
         for number, task in enumerate(document.tasks, start=1):

@@ -60,7 +60,7 @@ def test_the_workloads_have_their_sizes(tiny_gguf: Callable[..., Path]) -> None:
     assert "jumps over the lazy dog. The quick" in cases["W1"].documents[0].text
     assert [name for name, case in cases.items() if case.is_cold] == ["W4-cold"]
     grid = [name.removeprefix("W6-") for name in cases if name.startswith("W6")]
-    assert len(grid) == 11
+    assert len(grid) == 12
     assert {"d512-b8", "d7000-b8", "d2048-b1", "d2048-b64"} <= set(grid)
 
 
