@@ -88,7 +88,13 @@ _Validator: Any = extend(
         "additionalProperties": _additional_properties,
     },
 )
-_FORMATS: FormatChecker = Draft202012Validator.FORMAT_CHECKER
+_FORMATS = FormatChecker(formats=())
+# Python's regular expressions are not those of the standard.
+_FORMATS.checkers = {
+    name: checker
+    for name, checker in Draft202012Validator.FORMAT_CHECKER.checkers.items()
+    if name != "regex"
+}
 CHECKED_FORMATS = frozenset(_FORMATS.checkers)
 """Formats that `ArgumentCheck` knows."""
 

@@ -13,7 +13,7 @@ read in another way than JSON schema and Python do, is refused here, or said in 
     keys       minProperties > 1 refused, as a key may come twice
     contents   contentSchema, contentMediaType and contentEncoding refused, base64 aside
     drafts     what older ones and OpenAPI spell otherwise becomes plain (`plain_schema`);
-               references to where no schemas are kept refused
+               references to where no schemas are kept refused, and those beside a `$id`
 
 A multiple of a decimal fraction is one in decimal numbers, though not always in floats (9.77 of
 0.01), and digits beyond a float's may hide how near a number is to an exclusive bound.
@@ -232,6 +232,8 @@ def unheld(part: Mapping[str, Any]) -> Iterator[Unheld]:
         yield Unheld("minProperties", ("minProperties",))
     if isinstance(part.get("$ref"), str) and not _leads_to_schema(part["$ref"]):
         yield Unheld(f"the reference {part['$ref']!r} to where no schemas are kept", ("$ref",))
+    if "$ref" in part and "$id" in part:
+        yield Unheld("a `$id` beside a `$ref`, which drafts read differently", ("$ref",))
     yield from _unheld_numbers(part)
 
 

@@ -69,7 +69,20 @@ def plain_schema(schema: Mapping[str, Any]) -> _Schema:
     """
     is_old = any(draft in str(schema.get("$schema")) for draft in _OLD_DRAFTS)
     plain = changed(schema, lambda part: _plain(part, is_old))
-    return plain if isinstance(plain, dict) else {"not": {}}
+    if not isinstance(plain, dict):
+        return {"not": {}}
+    if "$ref" in plain and _needs_no_id(plain):
+        plain.pop("$id", None)
+    return plain
+
+
+def _needs_no_id(plain: _Schema) -> bool:
+    """Whether all references are within the one document, and none goes by its `$id`."""
+    parts = all_parts(plain)
+    references = [str(part["$ref"]) for part in parts if "$ref" in part]
+    return all(reference.startswith("#") for reference in references) and not any(
+        "$id" in part for part in parts[:-1]
+    )
 
 
 def changed(schema: Any, change: Callable[[_Schema], Any]) -> Any:
