@@ -158,7 +158,12 @@ def _converted(tool: ToolLike) -> Tool:
         }
     try:
         return convert_to_openai_tool(tool)
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, RecursionError, KeyError) as error:
+        schema = tool.args_schema if isinstance(tool, BaseTool) else None
+        if isinstance(tool, BaseTool) and isinstance(schema, Mapping):
+            # LangChain's conversion follows references, and gives up at one that leads nowhere.
+            function = {"name": tool.name, "description": tool.description, "parameters": schema}
+            return {"type": "function", "function": function}
         raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
 
 

@@ -150,15 +150,11 @@ def test_a_pattern_that_takes_for_ever_is_given_up() -> None:
     for parameters, arguments in (
         (closed(a={"pattern": endless}), {"a": text}),
         ({"patternProperties": {endless: INTEGER}}, {text: 1}),
+        ({"patternProperties": {endless: True}, "additionalProperties": False}, {text: 1}),
     ):
         check = read(parameters).check
         assert check is not None
-        told = check(arguments)
-        assert told is None or "could not be checked" in told or "does not match" in told
-    undecided = closed(a={"pattern": r"^(([a-z])+.)+[A-Z]([a-z])+(?!x)$"})
-    check = read(undecided).check
-    assert check is not None
-    assert "could not be checked" in str(check({"a": "a" * 60}))
+        assert "could not be checked" in str(check(arguments))
 
 
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +177,6 @@ def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     "parameters",
     [
         {"$ref": "#"},
-        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
         {"type": "text"},
         {"type": "object", "properties": "a"},
         {"type": "object", "properties": {"a": "string"}},
