@@ -195,14 +195,17 @@ class ChatSwarmKV(DocumentModel):
                 call, of whichever tool; a tool's name, or OpenAI's dict: of that one.
             parallel_tool_calls: whether an answer may hold several calls. None: where it need not
                 hold any; a model that must call may not know when to stop.
-            strict: False: calls are not held to the tools' schemas while they are written; what
-                does not parse is then found under `invalid_tool_calls`. Nor does anything hold the
-                model to `tool_choice` and `parallel_tool_calls` then.
+            strict: None: calls are held to the tools' schemas while they are written. What cannot
+                be held of a schema is logged once; a call is checked against all of it when it is
+                whole, and is found under `invalid_tool_calls`, with the reason, if it does not fit.
+                True: a schema that cannot be held whole is refused. False: calls are neither held
+                nor checked; what does not parse is found under `invalid_tool_calls`. Nor does
+                anything hold the model to `tool_choice` and `parallel_tool_calls` then.
             kwargs: more options of the call.
 
         Raises:
             ConfigurationError: what is given is no tool, or the chosen one is not among them; or a
-                schema has something that decoding cannot be held to.
+                strict one's schema has something that decoding cannot be held to.
         """
         formatted = openai_tools(tools, strict=strict)
         options = {**kwargs, "tools": formatted, "tool_choice": tool_choice}

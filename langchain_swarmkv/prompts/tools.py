@@ -162,8 +162,8 @@ def _converted(tool: ToolLike) -> Tool:
         schema = tool.args_schema if isinstance(tool, BaseTool) else None
         if isinstance(tool, BaseTool) and isinstance(schema, Mapping):
             # LangChain's conversion follows references, and gives up at one that leads nowhere.
-            function = {"name": tool.name, "description": tool.description, "parameters": schema}
-            return {"type": "function", "function": function}
+            told = {"name": tool.name, "description": tool.description, "parameters": schema}
+            return {"type": "function", "function": told}
         raise ConfigurationError(f"{tool!r} cannot be made a tool: {error}") from error
 
 
