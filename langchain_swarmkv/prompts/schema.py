@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,8 @@ class _JsonSchema(GenerateJsonSchema):
 
     def decimal_schema(self, schema: DecimalSchema) -> dict[str, Any]:
         """A number where it has bounds, digits where they are counted, else either."""
-        found = super().decimal_schema(schema)
-        branches = found.get("anyOf", ())
+        found: dict[str, Any] = super().decimal_schema(schema)
+        branches: Sequence[dict[str, Any]] = found.get("anyOf", ())
         number = next((each for each in branches if each.get("type") == "number"), None)
         text = next((each for each in branches if each.get("type") == "string"), None)
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
