@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _PATTERN_SECONDS = 0.1
 _MAX_MESSAGE_CHARACTERS = 300
-_MAX_WRONG_PARTS = 50
+_MAX_ROUNDS = 20
 
 _Schema = dict[str, Any]
 
@@ -150,23 +150,31 @@ def without_wrong_parts(schema: _Schema) -> tuple[_Schema, list[str]]:
     judge = Draft202012Validator(
         Draft202012Validator.META_SCHEMA, format_checker=FormatChecker(formats=())
     )
-    for _ in range(_MAX_WRONG_PARTS):
-        error = next(judge.iter_errors(schema), None)
-        if error is None:
+    for _ in range(_MAX_ROUNDS):
+        paths = [list(error.absolute_path) for error in judge.iter_errors(schema)]
+        if not paths:
             break
-        told.append(_cut_out(schema, list(error.absolute_path)))
+        told += filter(None, [_cut_out(schema, path) for path in paths])
     else:
-        raise ValueError(f"more than {_MAX_WRONG_PARTS} of its keywords are wrong")
+        raise ValueError("it is no JSON schema")
     return _without_unusable(schema, told), told
 
 
 def _cut_out(schema: _Schema, path: list[Any]) -> str:
-    """Delete what a path leads to, or the list that it is in; returns what that is called."""
+    """Delete what a path leads to, or the list that it is in.
+
+    Returns:
+        What that is called; "": it went with another one.
+    """
     if not path:
         raise ValueError("it is no object")
     holders: list[Any] = [schema]
-    for key in path[:-1]:
-        holders.append(holders[-1][key])
+    try:
+        for key in path[:-1]:
+            holders.append(holders[-1][key])
+        holders[-1][path[-1]]
+    except (KeyError, IndexError):
+        return ""
     while isinstance(holders[-1], list):
         holders.pop()
         path.pop()

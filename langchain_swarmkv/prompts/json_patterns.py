@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["FORMAT_PATTERNS", "decimal_pattern", "unclear_part"]
+__all__ = ["FORMAT_PATTERNS", "decimal_digits", "decimal_pattern", "unclear_part"]
 
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
@@ -83,16 +83,26 @@ def decimal_pattern(pattern: str) -> str | None:
     if found is None:
         return None
     if found["any"]:
-        return r"^-?[0-9]+(\.[0-9]+)?$"
+        return decimal_digits(None, None)
     if found["places"]:
-        return _decimal(None, int(found["places"]))
+        return decimal_digits(None, int(found["places"]))
     whole, length, fraction = (int(found[name]) for name in ("whole", "length", "fraction"))
-    return _decimal(whole, fraction if whole + 1 + fraction <= length else 0)
+    return decimal_digits(whole, fraction if whole + 1 + fraction <= length else 0)
 
 
-def _decimal(max_whole: int | None, max_fraction: int) -> str | None:
+def decimal_digits(max_whole: int | None, max_fraction: int | None) -> str | None:
+    """A pattern of decimal numbers with so many digits before the point and after it.
+
+    Args:
+        max_whole: most digits before the point; None: any number.
+        max_fraction: most digits after it; None: any number.
+
+    Returns:
+        The pattern; None: there are no digits at all.
+    """
     if max_whole == 0:
         return rf"^-?0\.[0-9]{{1,{max_fraction}}}$" if max_fraction else None
     whole = "[0-9]+" if max_whole is None else f"[0-9]{{1,{max_whole}}}"
-    fraction = rf"(\.[0-9]{{1,{max_fraction}}})?" if max_fraction else ""
+    most = "" if max_fraction is None else max_fraction
+    fraction = "" if max_fraction == 0 else rf"(\.[0-9]{{1,{most}}})?"
     return f"^-?{whole}{fraction}$"

@@ -167,10 +167,10 @@ def _plain_format(plain: _Schema) -> None:
     if kinds == ["string"]:
         return
     lowest, highest = _RANGES.get(name, (None, None))
-    if lowest is not None:
-        plain["minimum"] = max(plain.get("minimum", lowest), lowest)
-    if highest is not None:
-        plain["maximum"] = min(plain.get("maximum", highest), highest)
+    for key, bound, narrower in (("minimum", lowest, max), ("maximum", highest, min)):
+        given = plain.get(key, bound)
+        if bound is not None and isinstance(given, (int, float)):
+            plain[key] = narrower(given, bound)
 
 
 def _plain_types(plain: _Schema) -> None:
@@ -191,7 +191,8 @@ def _plain_dependencies(plain: _Schema) -> None:
     del plain["dependencies"]
     for name, needed in dependencies.items():
         key = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-        plain[key] = {**plain.get(key, {}), name: needed}
+        known = plain.get(key)
+        plain[key] = {**(known if isinstance(known, Mapping) else {}), name: needed}
 
 
 def _plain_names(plain: _Schema) -> None:
@@ -210,6 +211,8 @@ def _plain_names(plain: _Schema) -> None:
     elif told.keys() in ({"enum"}, {"const"}):
         allowed = told["enum"] if "enum" in told else [told["const"]]
         own = plain.get("properties", {})
+        if not isinstance(allowed, list) or not isinstance(own, Mapping):
+            return
         plain["properties"] = {
             name: own.get(name, others) for name in allowed if isinstance(name, str)
         }

@@ -6,20 +6,44 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import DecimalSchema
 from typing_extensions import is_typeddict
 
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.held_schema import check_schema
+from langchain_swarmkv.prompts.json_patterns import decimal_digits
 
 __all__ = ["OutputSchema", "is_recursive", "output_schema"]
 
 _DOC_OF_DICT = inspect.getdoc(dict)
+
+
+class _JsonSchema(GenerateJsonSchema):
+    """Pydantic's, but for decimals, of which it tells "a number or a string", whatever is in it."""
+
+    def decimal_schema(self, schema: DecimalSchema) -> dict[str, Any]:
+        """A number where it has bounds, digits where they are counted, else either."""
+        found: dict[str, Any] = super().decimal_schema(schema)
+        branches: Sequence[dict[str, Any]] = found.get("anyOf", ())
+        number = next((each for each in branches if each.get("type") == "number"), None)
+        text = next((each for each in branches if each.get("type") == "string"), None)
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        pattern = decimal_digits(None if digits is None else digits - (places or 0), places or 0)
+        if digits is places is None:
+            pattern = decimal_digits(None, None)
+        if number is None or text is None or pattern is None:
+            return found
+        text["pattern"] = pattern
+        if any(schema.get(key) is not None for key in ("gt", "ge", "lt", "le", "multiple_of")):
+            return number
+        return found if digits is places is None else text
 
 
 @dataclass(frozen=True)
@@ -119,13 +143,15 @@ def _read(schema: Mapping[str, Any] | type) -> OutputSchema:
     if not isinstance(schema, type):
         raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
     if issubclass(schema, BaseModel):
-        return _of(schema, schema.model_json_schema(), schema.model_validate_json, is_dict=False)
+        found = schema.model_json_schema(schema_generator=_JsonSchema)
+        return _of(schema, found, schema.model_validate_json, is_dict=False)
     if hasattr(schema, "__fields__") and hasattr(schema, "parse_obj"):  # pydantic.v1
         version_1: Any = schema
         return _of(schema, version_1.schema(), version_1.parse_raw, is_dict=False)
     if dataclasses.is_dataclass(schema):
         adapter = TypeAdapter[Any](schema)
-        return _of(schema, adapter.json_schema(), adapter.validate_json, is_dict=False)
+        found = adapter.json_schema(schema_generator=_JsonSchema)
+        return _of(schema, found, adapter.validate_json, is_dict=False)
     if is_typeddict(schema):
         return _of(schema, _typed_dict_schema(schema), _checked_dict(schema), is_dict=True)
     raise TypeError("use a pydantic class, a TypedDict, a dataclass or a JSON schema")
@@ -140,7 +166,7 @@ def _of(
 
 def _typed_dict_schema(schema: type) -> dict[str, Any]:
     try:
-        whole = TypeAdapter[Any](schema).json_schema()
+        whole = TypeAdapter[Any](schema).json_schema(schema_generator=_JsonSchema)
     except PydanticUserError as refusal:  # typing.TypedDict before Python 3.12
         try:
             return _langchain_schema(schema)

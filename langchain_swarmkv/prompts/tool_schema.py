@@ -40,8 +40,10 @@ __all__ = ["Check", "ToolSchema", "check_strict", "tool_schema"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_TRIALS = 200
-"""Of llguidance, for one schema; each takes about a millisecond for each kilobyte."""
+_MAX_TRIED_CHARACTERS = 8 * 1024 * 1024
+"""Given to llguidance for one schema, which reads about 2 MB in a second."""
+_TRIAL_CHARACTERS = 4096
+"""What a trial costs besides its text."""
 _MAX_TOLD = 8
 _LAST = (
     *("oneOf", "patternProperties", "minProperties", "maxProperties", "format", "pattern"),
@@ -151,7 +153,7 @@ class _Relaxer:
         self._held = held
         self._told = told
         self._around: _Schema = {"x-guidance": held["x-guidance"]}
-        self._num_trials = 0
+        self._num_tried = 0
 
     def relaxed_schema(self) -> _Schema:
         reason = self._refusal(self._held)
@@ -211,9 +213,9 @@ class _Relaxer:
         return value
 
     def _refusal(self, schema: _Schema) -> str | None:
-        self._num_trials += 1
-        if self._num_trials > _MAX_TRIALS:
-            return "it has too many parts that are refused"
+        self._num_tried += _TRIAL_CHARACTERS + len(json.dumps(schema))
+        if self._num_tried > _MAX_TRIED_CHARACTERS:
+            return "it is too large, and too much of it is refused"
         try:
             compile_schema(schema)
         except GrammarError as error:

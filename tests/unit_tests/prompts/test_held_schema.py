@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -20,6 +21,7 @@ from pydantic import BaseModel, Field, create_model
 
 from langchain_swarmkv.errors import ConfigurationError
 from langchain_swarmkv.prompts.held_schema import check_schema, held_schema
+from langchain_swarmkv.prompts.schema import output_schema
 from tests.unit_tests.engine.test_guided_schemas import (
     FAVOURITES,
     INTEGER,
@@ -48,6 +50,11 @@ def refusal(schema: Any) -> str:
     with pytest.raises(ConfigurationError) as told:
         check_schema(schema, "The schema")
     return str(told.value)
+
+
+def is_finite(text: str) -> bool:
+    """Whether no number is too large for a float."""
+    return "Infinity" not in json.dumps(json.loads(text))
 
 
 def texts(guide: str, seeds: range) -> list[str]:
@@ -166,6 +173,10 @@ def test_what_comes_out_of_any_schema_is_valid(schema: dict[str, Any], seed: int
         assert is_valid(schema, text), text
 
 
+MONEY = Annotated[Decimal, Field(max_digits=6, decimal_places=2)]
+SHARE = Annotated[Decimal, Field(ge=0, le=1)]
+
+
 class Colour(Enum):
     RED = "red"
     BLUE = "blue"
@@ -195,6 +206,7 @@ PET = Annotated[Cat | Dog, Field(discriminator="kind")]
 TYPES: list[Any] = [
     *(int, float, bool, str, Any, None, date, time, datetime, timedelta, UUID, Colour, Point, Tree),
     *(Literal["a", 1], int | str, list[int], dict[str, int], tuple[int, str], PET, list[PET]),
+    *(Decimal, MONEY, SHARE, Annotated[Decimal, Field(max_digits=3)]),
     *(Annotated[int, Field(ge=3, lt=9)], Annotated[float, Field(gt=0, le=1.5)], Cat | Dog | None),
     *(Annotated[str, Field(pattern=r"^[A-Z]\d*$", min_length=2)], dict[str, list[Point]]),
 ]
@@ -214,10 +226,22 @@ def test_what_comes_out_of_a_pydantic_class_is_one(
     if optional:
         fields["last"] = (types[0], None)
     model = create_model("Model", **fields)
-    schema = model.model_json_schema()
+    schema = output_schema(model).json_schema
     guide = held_guide(schema)
     for text in texts(guide, range(seed, seed + 3)):
         assert is_valid(schema, text), text
+        assert is_valid(model.model_json_schema(), text), text
+        if is_finite(text):  # no schema tells of it, and what is not is refused as it comes in
+            model.model_validate_json(text)
+
+
+@pytest.mark.parametrize("kind", [Decimal, MONEY, SHARE])
+def test_decimals_come_out_and_are_decimals(kind: Any) -> None:
+    """With the bounds and digits of the field."""
+    model = create_model("Model", value=(kind, ...))
+    written = texts(held_guide(output_schema(model).json_schema), range(30))
+    assert written
+    for text in filter(is_finite, written):
         model.model_validate_json(text)
 
 

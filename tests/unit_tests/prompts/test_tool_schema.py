@@ -189,6 +189,9 @@ def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         {"type": "object", "properties": {"a": {"pattern": "("}, "b": {"multipleOf": 0}}},
         {"type": "object", "properties": {"a": {"type": "number", "minimum": "0"}}},
         {"type": "object", "$id": 5, "$defs": []},
+        {"type": "object", "properties": {f"p{i}": {"required": True} for i in range(100)}},
+        {"type": "object", "propertyNames": {"enum": "a"}, "dependencies": [], "nullable": 5},
+        {"type": "object", "properties": [], "propertyNames": {"enum": ["a"]}},
     ],
 )
 def test_a_wrong_schema_is_said_and_calls_go_on(
@@ -202,6 +205,16 @@ def test_a_wrong_schema_is_said_and_calls_go_on(
     COMPILER.check(guide(schema))
     if schema.check is not None:
         schema.check({"a": 1})
+
+
+def test_wrong_keywords_do_not_loosen_what_is_right() -> None:
+    """However many there are."""
+    odd = {f"p{i}": {"type": "integer", "required": True} for i in range(100)}
+    bound = {"type": "integer", "format": "int32", "minimum": "0"}
+    schema = read({"type": "object", "properties": {**odd, "b": bound}})
+    assert comes_out(schema, {"p7": 1, "b": 2})
+    assert not comes_out(schema, {"p7": "x"})
+    assert not comes_out(schema, {"b": 2**31})
 
 
 def test_one_part_that_is_refused_does_not_loosen_the_others() -> None:
