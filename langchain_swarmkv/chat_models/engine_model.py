@@ -511,7 +511,8 @@ class EngineModel(BaseChatModel):
         turns = template_messages(messages)
         if instant is None:
             return prompt_times.document(self.cache_salt, turns, self._new_instant)
-        prompt_times.set_document(self.cache_salt, turns, instant)
+        if given is not None:  # a clock that stands still is this model's own: others have theirs
+            prompt_times.set_document(self.cache_salt, turns, instant)
         return instant
 
     def _new_instant(self, digests: Sequence[bytes]) -> datetime:

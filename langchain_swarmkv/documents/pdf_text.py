@@ -24,6 +24,7 @@ logging.getLogger("pypdf").addHandler(logging.NullHandler())
 _MAX_NO_TEXT_SHARE = 0.2
 """Of characters that cannot be text: beyond that, a page or a document is not readable."""
 _OCR = "run OCR first, for example with ocrmypdf"
+_MAPPINGS = re.compile(rb"begin(?:bfchar|bfrange)\s*<")
 _NUMBERED_GLYPH = re.compile(r"/(?!u[0-9A-F]{4}|uni[0-9A-F]{4})[A-Za-z]{0,6}\d+")
 
 
@@ -96,10 +97,14 @@ def _unlock(reader: PdfReader) -> None:
 def _page(page: PageObject) -> _Page:
     read = _Page()
     unmapped: list[str] = []
+    # By id, with the font itself so that the id stays its own: texts are many, fonts few.
+    fonts: dict[int, tuple[Any, bool]] = {}
 
     def visit(text: str, _cm: Any, _tm: Any, font: Any, _size: Any) -> None:
         read.num_characters += sum(not c.isspace() for c in text)
-        if font and not _is_mapped(font):
+        if font and id(font) not in fonts:
+            fonts[id(font)] = (font, _is_mapped(font))
+        if font and not fonts[id(font)][1]:
             unmapped.append(text)
         else:
             read.num_no_text += sum(map(_is_no_text, text))
@@ -116,7 +121,7 @@ def _page(page: PageObject) -> _Page:
 
 def _is_mapped(font: Any) -> bool:
     """Whether the font says which characters its glyphs are, by a map or by their names."""
-    if "/ToUnicode" in font:
+    if "/ToUnicode" in font and _has_mappings(font["/ToUnicode"]):
         return True
     encoding = font.get("/Encoding")
     if font.get("/Subtype") == "/Type0":
@@ -124,6 +129,12 @@ def _is_mapped(font: Any) -> bool:
     names = encoding.get("/Differences", []) if isinstance(encoding, dict) else []
     numbered = [bool(_NUMBERED_GLYPH.fullmatch(name)) for name in names if isinstance(name, str)]
     return 2 * sum(numbered) <= len(numbered)
+
+
+def _has_mappings(character_map: Any) -> bool:
+    """Whether a map names any character; pypdf writes glyph numbers where it names none."""
+    is_stream = hasattr(character_map, "get_data")  # it may lead nowhere, or be a name
+    return is_stream and bool(_MAPPINGS.search(character_map.get_data()))
 
 
 def _is_no_text(character: str) -> bool:

@@ -174,6 +174,15 @@ def test_a_fixed_clock_stands_still(llm: ChatSwarmKV) -> None:
     assert isinstance(parsed.clock, datetime)
 
 
+def test_a_fixed_clock_is_its_own_models_only(llm: ChatSwarmKV) -> None:
+    """Others keep the document's time, and share what they have of it."""
+    ref = llm.prefill([DOCUMENT])
+    fixed = llm.model_copy(update={"clock": datetime(1999, 12, 31, 12)})
+    assert str(fixed.prefill([DOCUMENT])["prompt_time"]).startswith("1999-12-31T12:00:00")
+    assert llm.prompt_time([DOCUMENT]) == ref["prompt_time"]
+    assert computed(llm, DOCUMENT, HumanMessage("Why?")) < MARKUP_TOKENS
+
+
 def test_a_call_may_say_its_time(llm: ChatSwarmKV) -> None:
     """As a datetime or as the text in a reference; anything else is refused with what to give."""
     when = datetime(1999, 12, 31, 12)

@@ -110,6 +110,22 @@ def test_glyph_numbers_that_are_characters_need_no_map(tmp_path: Path) -> None:
     assert (read.text, read.notices) == (SENTENCE.strip(), ())
 
 
+@pytest.mark.parametrize("named", [b"6 0 R", b"/Identity-H", b"99 0 R"])
+def test_a_map_that_names_no_character_is_none(tmp_path: Path, named: bytes) -> None:
+    """It is empty, or a name, or leads nowhere: pypdf then gives the numbers of the glyphs."""
+    font = (
+        b"<< /Type /Font /Subtype /Type0 /BaseFont /AAAAAA+Arial /Encoding /Identity-H "
+        b"/DescendantFonts [5 0 R] /ToUnicode %s >>" % named
+    )
+    empty = stream(
+        b"/CIDInit /ProcSet findresource begin begincmap 1 begincodespacerange <0000> <FFFF> "
+        b"endcodespacerange 0 beginbfchar endbfchar endcmap end"
+    )
+    path = pdf(tmp_path / "a.pdf", [glyphs(SENTENCE)], font, DESCENDANT, empty)
+    with pytest.raises(Unreadable, match=r"\(100%\) cannot be text.*fonts do not say.*ocrmypdf"):
+        pdf_text(path)
+
+
 @pytest.mark.parametrize("target", ["0000", "0001", "E000", "FFFD", "0378", "D800"])
 def test_a_map_to_what_no_text_has_is_refused(tmp_path: Path, target: str) -> None:
     """NUL, control, private use, replacement, unassigned, half a surrogate pair."""
