@@ -114,10 +114,7 @@ class TextProof:
         documents = re.findall(f"{begin}([^{begin}{end}]*){end}", marked)
         for place, text in enumerate(self._document_texts, 1):
             if not any(self._is(text, piece) for piece in documents):
-                raise ChatTemplateError(
-                    f"it leaves the text of document {place} out (the variable `documents`); put "
-                    "documents that it does not tell into a message"
-                )
+                raise _document_left_out(place)
 
     def _tell(self, found: Sequence[str]) -> None:
         for place, text in self._texts:
@@ -143,7 +140,8 @@ class TextProof:
         """Make sure that what was proved of the marked prompt is true of the one without marks.
 
         Raises:
-            ChatTemplateError: it is another one, and one of the texts is not in it.
+            ChatTemplateError: it is another one, and a text or a call is not in it, or a long text
+                is in it twice.
         """
         marks = (self._begin, self._end, self._document_begin, self._document_end, self._call)
         for mark in marks:
@@ -164,6 +162,20 @@ class TextProof:
                     "out, or a part of it"
                 )
             at = min(ends)
+        for place, text in self._texts:
+            # Shorter ones may be in the template's own words.
+            if len(text) >= _OPENING_CHARS and rendered.count(text) > marked.count(text):
+                raise ChatTemplateError(f"it writes the text of message {place + 1} twice")
+        for place, function in self._calls:
+            names = {escaped(function["name"]) for escaped in (str, _json, _ascii_json)}
+            starts = [start for name in names if (start := rendered.find(name)) >= 0]
+            if not any(_is_call(function, rendered[start:]) for start in starts):
+                raise ChatTemplateError(
+                    f"it leaves a tool call of message {place + 1} out, or its arguments"
+                )
+        for place, text in enumerate(self._document_texts, 1):
+            if not any(form in rendered for form in self._forms(text)):
+                raise _document_left_out(place)
 
     def _is(self, text: str, piece: str) -> bool:
         if piece == text:
@@ -208,6 +220,13 @@ def _around(text: str, begin: str, end: str) -> str:
         return text
     start = text.index(core)
     return f"{text[:start]}{begin}{core}{end}{text[start + len(core) :]}"
+
+
+def _document_left_out(place: int) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"it leaves the text of document {place} out (the variable `documents`); put documents "
+        "that it does not tell into a message"
+    )
 
 
 def _json(text: str) -> str:

@@ -200,6 +200,22 @@ def test_a_short_text_is_not_found_in_the_markup() -> None:
         render("{% for m in messages %}[{{ m.role }}]{% endfor %}", [HumanMessage("user")])
 
 
+def test_what_a_template_does_by_how_a_text_begins_is_seen() -> None:
+    """The marks hide the beginning from it, so the prompt itself is looked at, too."""
+    long_talk = [HumanMessage("See. " * 20)]
+    doubled = "{{ m.content }}{% if m.content.startswith('See') %}{{ m.content }}{% endif %}"
+    with pytest.raises(ChatTemplateError, match="text of message 1 twice"):
+        render(PLAIN.replace("{{ m.content }}", doubled), long_talk)
+    documents = (
+        "{% for d in documents %}{% if not d.text.startswith('See') %}{{ d.text }}{% endif %}"
+        "{% endfor %}"
+    )
+    told = render(documents + PLAIN, TALK[1:2], documents=[{"text": "Read this."}])
+    assert told.startswith("Read this.")
+    with pytest.raises(ChatTemplateError, match="document 1 out"):
+        render(documents + PLAIN, TALK[1:2], documents=[{"text": "See this."}])
+
+
 def test_earlier_thoughts_may_go() -> None:
     """They are no text of an answer."""
     thinking = AIMessage("<think>\nmuse\n</think>\n\nanswer")
@@ -330,6 +346,8 @@ def test_a_template_that_drops_the_text_whatever_is_tried_is_refused() -> None:
     [
         ("f.arguments | tojson", "('{}' if f.arguments.n is defined else f.arguments | tojson)"),
         ("f.name", "(f.name if f.name.startswith('probe') else 'f')"),
+        # Only the prompt itself shows it: a mark stands before the name.
+        ("f.arguments | tojson", "('{}' if f.name == 'search' else f.arguments | tojson)"),
     ],
 )
 def test_a_call_that_loses_its_name_or_arguments_is_refused(old: str, new: str) -> None:
