@@ -64,11 +64,11 @@ def _fan_out(result: Result, fast: Result) -> Iterator[str]:
     quick_floor = _seconds(fast_case, "floor")
     yield (
         f"Here: {workload['document_tokens']:,} tokens of a US patent, {workload['branches']} "
-        f"analysts x {workload['max_tokens']} tokens, {result['model']['name'].split('-I')[0]} "
+        f"analysts x {workload['max_tokens']} tokens, {result['model']['name'].split('-I')[0]}, "
         f"{result['machine']['cores']} CPU cores, no GPU, on two machines: {_where(result)}, the "
         "file as it is shipped, which has no fast kernels, each contender at the settings that "
         f"were fastest for it; and {_where(fast)}, the same weights as `swarmkv optimize` repacks "
-        "them, with the default settings. All runs, settings, machines and versions: "
+        "them, with the default settings (one kernel). All runs, settings, machines and versions: "
         "[benchmarks/results](benchmarks/results)."
     )
     yield ""
@@ -87,7 +87,7 @@ def _fan_out(result: Result, fast: Result) -> Iterator[str]:
         if contender["settings"].get("prefill_flash_attention"):
             label += ", two kernels"
         again = quick.get(name)
-        second = "| |"
+        second = "| | |"
         if again is not None:
             again_seconds = again["median_seconds"]
             second = (
