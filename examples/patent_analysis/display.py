@@ -58,7 +58,7 @@ class PlainDisplay:
     def analyst(self, result: AnalystResult) -> None:
         """See `Observer`."""
         self._line(
-            f"{result.name}: done, {result.output_tokens} tokens; of its prompt "
+            f"{result.name}: {result.end}, {result.output_tokens} tokens; of its prompt "
             f"{result.cached_tokens} tokens reused and {result.computed_tokens} computed"
         )
 
@@ -113,7 +113,7 @@ class LiveDisplay:
     def analyst(self, result: AnalystResult) -> None:
         """See `Observer`."""
         row = self._rows[result.name]
-        row.state, row.num_tokens = "done", result.output_tokens
+        row.state, row.num_tokens = result.end, result.output_tokens
 
     def _render(self) -> Group:
         table = Table(box=None, expand=True, padding=(0, 1), header_style="dim")
@@ -129,7 +129,13 @@ class LiveDisplay:
         return Group(self._progress, table)
 
 
-STATE_STYLES = {"waiting": "dim", "reading": "yellow", "writing": "cyan", "done": "green"}
+STATE_STYLES = {
+    "waiting": "dim",
+    "reading": "yellow",
+    "writing": "cyan",
+    "done": "green",
+    "cut": "magenta",
+}
 
 
 class _Row:

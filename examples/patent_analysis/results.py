@@ -61,6 +61,11 @@ class AnalystResult:
     timings: Timings
     text: str
 
+    @property
+    def end(self) -> str:
+        """How the answer ended: "done", or "cut" by max_tokens."""
+        return "cut" if self.finish_reason == "length" else "done"
+
     @classmethod
     def of(cls, event: Mapping[str, Any], text: str) -> AnalystResult:
         """From the event that an `AnalystNode` sends when its answer is complete."""

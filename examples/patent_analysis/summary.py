@@ -70,9 +70,20 @@ def saving_lines(analysis: Analysis) -> list[str]:
     if rate is not None and saved is not None:
         lines.append(
             f"Estimate: sharing saved about {saved:.1f} s of prefill "
-            f"(the difference at the {rate:.0f} tokens/s measured on the document)."
+            f"(the difference at the {rate:.0f} tokens/s measured on the document): this run took "
+            f"{analysis.wall_seconds:.1f} s, without sharing it would have taken about "
+            f"{analysis.wall_seconds + saved:.0f} s."
         )
-    return [*lines, f"Wall time of the run: {analysis.wall_seconds:.1f} s."]
+    else:
+        lines.append(f"Wall time of the run: {analysis.wall_seconds:.1f} s.")
+    cut = [analyst.name for analyst in analysis.analysts if analyst.end == "cut"]
+    if cut:
+        lines.append(f"Cut by max_tokens: {', '.join(cut)}. Give a larger --max-tokens.")
+    lines.append(
+        "cached: reused tokens; queue: until there was a place in the pool; TTFT: until the first "
+        "token; TPOT: for each further token."
+    )
+    return lines
 
 
 def seconds(value: float | None) -> str:

@@ -100,7 +100,7 @@ def demo(
                 measured = json.dumps(found, indent=2, ensure_ascii=False)
                 write_text(json_out, measured + "\n")
             if html_out:
-                told = " ".join([*read.metadata["notices"], *notes])
+                told = " ".join([*read.metadata["notices"], *notes[:1]])
                 write_text(html_out, _example("page").render_page(analysis, told))
 
 

@@ -74,6 +74,19 @@ def prefill(
         Console().print(_result(ref, statistics, config, snapshot_dir), highlight=False)
 
 
+def _too_long(num_tokens: int, engine: SwarmEngine) -> str | None:
+    trained_tokens, cells = engine.facts.n_ctx_train, engine.limits.num_cells
+    document = f"The document has {num_tokens:,} tokens, its instructions included, but "
+    if num_tokens > trained_tokens:
+        return (
+            f"{document}the model was trained for {trained_tokens:,}, which --n-ctx cannot raise. "
+            "Shorten it, or take a model with a longer context."
+        )
+    if num_tokens > cells:
+        return f"{document}--n-ctx is {cells:,}. Raise it, or shorten the document."
+    return None
+
+
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -90,7 +103,10 @@ def _prefill(
     finished: list[RequestStatistics] = []
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    is_silent = not console.is_terminal
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=is_silent
+    ) as bar:
         task = bar.add_task("Loading the model", total=None)
 
         def show(progress: PrefillProgress) -> None:
@@ -102,17 +118,21 @@ def _prefill(
         with SwarmEngine(config, snapshot_store=store, snapshot_policy=policy) as engine:
             llm = ChatSwarmKV(engine=engine, cache_salt=cache_salt)
             num_tokens = len(llm.prefix_token_ids([message]))
-            bar.update(task, description=f"Prefilling {num_tokens:,} tokens", total=num_tokens)
-            ref = llm.prefill(
-                [message], pin=False, persist=True, on_progress=show, on_finish=finished.append
-            )
+            refusal = _too_long(num_tokens, engine)
+            if refusal is None:
+                bar.update(task, description=f"Prefilling {num_tokens:,} tokens", total=num_tokens)
+                ref = llm.prefill(
+                    [message], pin=False, persist=True, on_progress=show, on_finish=finished.append
+                )
+    if refusal is not None:  # not before the bar is gone
+        raise ConfigurationError(refusal)
     return ref, finished[0]
 
 
 def _result(
     ref: DocumentRef, statistics: RequestStatistics, config: EngineConfig, folder: Path
 ) -> str:
-    name = config.model_path.name
+    name = config.model_path  # the whole path: with another file nothing of it is found
     seconds = (statistics.finished_at or 0.0) - statistics.submitted_at
     if statistics.prefix_source is PrefixSource.DISK and not statistics.num_computed_tokens:
         return f"{ref['num_tokens']:,} tokens were in {folder} already, for {name}."

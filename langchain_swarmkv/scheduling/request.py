@@ -28,6 +28,7 @@ from langchain_swarmkv.config import SamplingParams
 from langchain_swarmkv.engine.contract import Sampler
 from langchain_swarmkv.errors import RequestTimeoutError
 from langchain_swarmkv.scheduling.channel import Channel
+from langchain_swarmkv.scheduling.signals import inside_callback
 from langchain_swarmkv.scheduling.text_stream import TextStream
 from langchain_swarmkv.snapshots.snapshot import KVSnapshot
 from langchain_swarmkv.snapshots.store import StoredPrefix
@@ -317,7 +318,8 @@ class Request:
     def report_progress(self) -> None:
         """Tell the listeners about a prefill chunk."""
         for callback in self.progress_callbacks:
-            callback(self.progress)
+            with inside_callback():
+                callback(self.progress)
 
     def statistics(self) -> RequestStatistics:
         """The numbers as they are now."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from langchain_swarmkv.errors import InvalidRequestError
@@ -17,6 +20,7 @@ __all__ = [
     "Signal",
     "ThreadSignal",
     "check_may_wait",
+    "inside_callback",
     "is_engine_thread",
     "is_loop_thread",
     "set_engine_thread",
@@ -35,8 +39,38 @@ def is_engine_thread() -> bool:
     return getattr(_local, "is_engine", False)
 
 
+class _Callback:
+    """A call of a progress callback; over once it returns, whoever still holds its context."""
+
+    is_running = True
+
+
+_callback: ContextVar[_Callback | None] = ContextVar("swarmkv_callback", default=None)
+
+
+@contextmanager
+def inside_callback() -> Iterator[None]:
+    """Mark what runs inside as a callback, also on threads that are given its context."""
+    call = _Callback()
+    before = _callback.set(call)
+    try:
+        yield
+    finally:
+        call.is_running = False
+        _callback.reset(before)
+
+
+def _waits_for_callback() -> bool:
+    """Whether a running callback waits for this thread: LangChain's pools copy the context.
+
+    An event loop's thread is none of them; what a callback hands to it goes on by itself.
+    """
+    call = _callback.get()
+    return call is not None and call.is_running and not is_loop_thread()
+
+
 def check_may_wait(what: str) -> None:
-    """Refuse to wait on an engine's thread.
+    """Refuse to wait on an engine's thread, or on one that a callback there waits for.
 
     Nor for another engine: the step that told the callback holds the device, which the other may
     need before it can go on.
@@ -44,7 +78,7 @@ def check_may_wait(what: str) -> None:
     Raises:
         InvalidRequestError: naming what would wait.
     """
-    if is_engine_thread():
+    if is_engine_thread() or _waits_for_callback():
         raise InvalidRequestError(
             f"{what} was called by a progress callback, on an engine's own thread, and would wait "
             "for that thread itself. Have another thread wait; the callback may submit and cancel."

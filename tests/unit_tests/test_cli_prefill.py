@@ -135,3 +135,17 @@ def test_what_was_guessed_or_lost_is_told_and_an_encoding_decides(
     assert "guessed" not in given.stderr
     assert "were in" in given.stdout  # the same text
     assert_refused(swarmkv("prefill", *asked, "--encoding", "klingon"), "no encoding 'klingon'")
+
+
+def test_a_document_too_long_is_told_with_the_option_that_helps(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """More cells help up to what the model was trained for, and no further."""
+    document = tmp_path / "long.txt"
+    document.write_text("word " * 600)
+    asked = (document, "--model", tiny_llama, "--snapshot-dir", tmp_path / "kv")
+    assert_refused(swarmkv("prefill", *asked, "--n-ctx", 512), "--n-ctx is 512. Raise it")
+    document.write_text("word " * 2000)
+    for n_ctx in (512, 20_000):
+        refused = swarmkv("prefill", *asked, "--n-ctx", n_ctx)
+        assert_refused(refused, "trained for", "which --n-ctx cannot raise")

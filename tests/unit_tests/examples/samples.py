@@ -25,14 +25,19 @@ def timings(
 
 
 def analysis(texts: Mapping[str, str] | None = None, *, model: str = "tiny") -> Analysis:
-    """1000 document tokens in 10 s, then analysts of 50 own tokens each from 11 s to 21 s."""
+    """1000 document tokens in 10 s, then analysts of 50 own tokens each from 11 s to 21 s.
+
+    The first answer was cut.
+    """
     texts = texts or {name: f"Answer of {name}." for name in TASKS}
     return Analysis(
         model=model,
         document=DocumentResult(1000, 0, 1000, timings(1.0, 1.0, 11.0, 11.0)),
         analysts=tuple(
-            AnalystResult(name, 1050, 1000, 50, 10, "length", timings(11, 11.5, 12, 21), text)
-            for name, text in texts.items()
+            AnalystResult(name, 1050, 1000, 50, 10, reason, timings(11, 11.5, 12, 21), text)
+            for (name, text), reason in zip(
+                texts.items(), ["length", *["stop"] * (len(texts) - 1)], strict=True
+            )
         ),
         report="\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items()),
         engine={"num_steps": 30},

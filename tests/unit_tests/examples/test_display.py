@@ -50,10 +50,12 @@ def test_a_pipe_gets_plain_lines() -> None:
     ]
     assert sum(line.startswith("novelty") for line in lines) == 2
     assert "1000 tokens reused and 50 computed" in written(console)
+    assert "novelty: cut, 10 tokens" in written(console)
+    assert "ethics: done, 10 tokens" in written(console)
 
 
 def test_a_terminal_gets_a_bar_and_live_rows() -> None:
-    """The last frame shows the full bar and every analyst done with its last words."""
+    """The last frame shows the full bar and every analyst, done or cut, with its last words."""
     console = terminal(100)
     display = display_for(console)
     assert isinstance(display, LiveDisplay)
@@ -61,7 +63,8 @@ def test_a_terminal_gets_a_bar_and_live_rows() -> None:
     last_frame = written(console)[-6000:]
     assert "1000/1000" in last_frame
     assert "some words some words" in last_frame
-    assert last_frame.count("done") >= len(TASKS)
+    assert last_frame.count("done") >= len(TASKS) - 1
+    assert "cut" in last_frame
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
