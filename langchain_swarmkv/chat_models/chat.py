@@ -301,7 +301,7 @@ class ChatSwarmKV(DocumentModel):
                 _each_its_seed(params, n),
                 name=options.get("request_name", ""),
                 keep_prefix=options.get("keep_prefix", True),
-                expected_cached_tokens=options.get("expected_cached_tokens", 0),
+                expected_cached_tokens=options.get("expected_cached_tokens") or 0,
                 marks=style.marks.by_token,
             )
             return Answers(

@@ -18,7 +18,7 @@ from langchain_swarmkv.native.weight_types import find_weight_type, has_fast_ker
 __all__ = ["DemoModel", "demo_model"]
 
 _FAST = find_weight_type("q8_0")
-"""As good as the file that is shipped, to the eye, and prefills about twice as fast."""
+"""As good as the file that is shipped, to the eye, and prefills nearly twice as fast."""
 
 
 class DemoModel(NamedTuple):
@@ -42,7 +42,7 @@ def demo_model() -> DemoModel:
     folder = cache_folder() / "models" / f"{status.st_size:x}-{status.st_mtime_ns:x}"
     copy = folder / f"{shipped.stem.rsplit('.', 1)[0]}.{_FAST.label}.gguf"
     note = (
-        f"It ran from a {_FAST.label} copy of its file, which prefills about twice as fast as the "
+        f"It ran from a {_FAST.label} copy of its file, which prefills nearly twice as fast as the "
         f"shipped number format: {copy}"
     )
     if copy.is_file():

@@ -17,8 +17,9 @@ def available_cores() -> int:
 def usable_cores() -> tuple[int, ...]:
     """Their numbers, ascending.
 
-    A control group limits time, not cores: of those that the affinity allows, the first as many.
-    So the processes of one container, which share the limit, name the same ones.
+    A control group limits time, not cores. Its limit is taken as a number of cores, rounded up, and
+    the lowest allowed cores stand for it: the processes of one container share the limit, and so
+    name the same cores.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))

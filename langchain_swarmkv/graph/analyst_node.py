@@ -90,6 +90,11 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
     ) -> None:
         self._model = NodeModel(llm)
         check_task(task)
+        bound = self._model.options
+        if max_tokens is None:
+            max_tokens = bound.get("max_tokens")
+        if required_prefix_tokens is None:
+            required_prefix_tokens = bound.get("required_prefix_tokens")
         _check_positive(
             max_tokens=max_tokens,
             required_prefix_tokens=required_prefix_tokens,
@@ -99,16 +104,11 @@ class AnalystNode(Runnable[Any, dict[str, Any]]):
         self.llm = self._model.llm
         self.task = task
         self.name = name
-        bound = self._model.options
-        self.max_tokens = bound.get("max_tokens") if max_tokens is None else max_tokens
+        self.max_tokens = max_tokens
         self.output_key = output_key
         self.document_key = document_key
         self.ref_key = ref_key
-        self.required_prefix_tokens = (
-            bound.get("required_prefix_tokens")
-            if required_prefix_tokens is None
-            else required_prefix_tokens
-        )
+        self.required_prefix_tokens = required_prefix_tokens
         self.max_task_tokens = max_task_tokens
         self.max_fanout = max_fanout
         self.schema = None if schema is None else output_schema(schema)

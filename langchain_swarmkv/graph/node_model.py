@@ -40,7 +40,9 @@ class NodeModel:
         self._retries: list[RunnableRetry[Any, Any]] = []
         inner: object = given
         while isinstance(inner, RunnableBindingBase):
-            self.options = {**inner.kwargs, **self.options}
+            # None is how other models' options say "as it is".
+            given_here = {name: v for name, v in inner.kwargs.items() if v is not None}
+            self.options = {**given_here, **self.options}
             if isinstance(inner, RunnableRetry):
                 self._retries.append(inner)
             inner = inner.bound

@@ -366,7 +366,15 @@ class PrefixCache:
         self, seq_id: int, tokens: TokenIds, pin: str | None, logits: Logits | None = None
     ) -> None:
         """Turn a running sequence that holds exactly `tokens` into a resident prefix."""
-        if pin is not None and pin in self.pins(self._running[seq_id]):
+        holder = None if pin is None else self._pinned_by(self._running[seq_id], pin)
+        if holder is not None:
+            if not np.array_equal(self._resident_index.tokens_of(holder), tokens):
+                _log.warning(
+                    "The pin %r holds other tokens; %d more were not pinned. Release it first, or "
+                    "take another name.",
+                    pin,
+                    len(tokens),
+                )
             pin = None
         if logits is not None:
             self._note_logits(self._running[seq_id], tokens, logits)
@@ -482,11 +490,17 @@ class PrefixCache:
 
     def release(self, namespace: str, pin: str) -> bool:
         """Drop a pin; its prefix stays until room is needed. False: there was no such pin."""
-        for resident in self._residents.values():
+        holder = self._pinned_by(namespace, pin)
+        if holder is not None:
+            self._residents[holder].pins.discard(pin)
+        return holder is not None
+
+    def _pinned_by(self, namespace: str, pin: str) -> int | None:
+        """The resident that a pin keeps; None: there is no such pin."""
+        for seq_id, resident in self._residents.items():
             if resident.namespace == namespace and pin in resident.pins:
-                resident.pins.discard(pin)
-                return True
-        return False
+                return seq_id
+        return None
 
     @property
     def cells_used(self) -> int:

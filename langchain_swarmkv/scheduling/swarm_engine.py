@@ -143,7 +143,8 @@ class SwarmEngine:
             keep_prefix: leave prompt and answer in the pool for later requests. False: a one-shot
                 branch, whose cells are free when it ends.
             pin: keep the tokens resident, never evicted, until `release(pin)` with the same
-                `cache_salt`. Repeating a pin changes nothing.
+                `cache_salt`. Repeating a pin changes nothing; for other tokens it is not set, and
+                the log says so.
             persist: write prompt and answer to the disk, whatever the policy. The request ends
                 once they are there, and fails with SnapshotStorageError if they cannot be written.
             timeout_seconds: the request fails if it takes longer, waiting included.
@@ -223,6 +224,11 @@ class SwarmEngine:
         if timeout_seconds is not None and not timeout_seconds > 0:
             raise InvalidRequestError(
                 f"timeout_seconds={timeout_seconds} must be positive or None."
+            )
+        if not isinstance(expected_cached_tokens, int) or expected_cached_tokens < 0:
+            raise InvalidRequestError(
+                f"expected_cached_tokens={expected_cached_tokens!r} must be a whole number, at "
+                "least 0."
             )
         if pin is not None and not isinstance(pin, str):
             raise InvalidRequestError(f"pin is a {type(pin).__name__}; give a string or None.")

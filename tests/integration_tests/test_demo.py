@@ -52,10 +52,6 @@ def test_the_demo_prefills_the_disclosure_once_for_six_analysts(tmp_path: Path) 
         assert analyst["text"].strip() in run["report"]
     assert run["engine"]["num_prefill_tokens"] == run["savings"]["computed_tokens"]
     assert run["engine"]["peak_running"] == len(SMALL_MODEL_TASKS)
-    texts = [analyst["text"] for analyst in run["analysts"]]
-    assert len(set(texts)) == len(texts)
-    assert max(len(set(text.split())) / len(text.split()) for text in texts) > 0.7
-    assert min(len(set(text.split())) / len(text.split()) for text in texts) > 0.5
     assert run["savings"]["estimated_saved_seconds"] > 0
 
     page = html_out.read_text(encoding="utf-8")

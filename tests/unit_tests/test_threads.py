@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import subprocess
 import sys
 import threading
@@ -199,7 +200,7 @@ def test_a_process_ends_with_its_threads() -> None:
     assert run(source) == "0 end\n"
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_forked_child_has_threads_of_its_own() -> None:
     """What the parent had running is not waited for."""
     source = """

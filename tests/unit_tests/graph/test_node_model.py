@@ -260,3 +260,22 @@ def test_a_fallback_is_refused(llm: ChatSwarmKV) -> None:
     """It may be answered by a model that has not read the document."""
     with pytest.raises(ConfigurationError, match=r"RunnableWithFallbacks.*bind, with_retry"):
         AnalystNode(llm.with_fallbacks([llm]), "Tell me.")
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"required_prefix_tokens": "many"}])
+def test_wrong_bound_options_are_refused_when_the_node_is_made(
+    llm: ChatSwarmKV, options: dict[str, Any]
+) -> None:
+    """As those of the node itself."""
+    with pytest.raises(ConfigurationError, match="must be a whole number, at least 1"):
+        AnalystNode(llm.bind(**options), "Tell me.")
+
+
+@both
+async def test_a_bound_none_leaves_the_setting_as_it_is(is_async: bool) -> None:
+    """The answer is then sampled as the model says, and may be tried again."""
+    with fake_llm(max_tokens=64, reply=Counts()) as model:
+        model.temperature = 0.8
+        bound = model.bind(temperature=None, max_tokens=None)
+        found = await run(hinge_graph(bound), STATE, is_async=is_async)
+        assert found["findings"] == {"a": Hinges(count=2)}

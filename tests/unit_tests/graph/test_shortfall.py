@@ -8,6 +8,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from langchain_swarmkv.chat_models import ChatSwarmKV
+from langchain_swarmkv.errors import InvalidRequestError
 from langchain_swarmkv.graph.analyst_node import AnalystNode
 from langchain_swarmkv.graph.document_node import DocumentNode
 from tests.unit_tests.graph.support import DOCUMENT, fan_out
@@ -76,3 +77,14 @@ async def test_a_slice_expects_its_slice_only(llm: ChatSwarmKV) -> None:
     llm.engine.reset_prefix_cache()
     node.invoke({"document": DOCUMENT, "document_ref": ref})
     assert llm.engine_statistics().num_recomputed_tokens == 100
+
+
+@pytest.mark.parametrize("wrong", ["many", -1, 1.5])
+def test_a_wrong_expectation_is_refused_and_the_engine_goes_on(
+    llm: ChatSwarmKV, wrong: object
+) -> None:
+    """It would be compared on the engine's thread, whose end it would be."""
+    with pytest.raises(InvalidRequestError, match="expected_cached_tokens"):
+        llm.invoke("Hello", expected_cached_tokens=wrong)
+    llm.bind(expected_cached_tokens=None).invoke([("human", "Hello")])
+    assert not llm.engine.closed  # type: ignore[union-attr]

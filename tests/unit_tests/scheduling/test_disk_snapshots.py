@@ -712,6 +712,18 @@ def test_pins_belong_to_a_salt() -> None:
         assert engine.release("name", cache_salt="a")
 
 
+def test_a_pin_used_again_for_other_tokens_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It stays with what it held; repeating it for the same says nothing."""
+    with open_swarm(FakeEngine(num_cells=2000)) as engine:
+        for _ in range(2):
+            engine.submit(DOCUMENT, PREFILL, pin="name").result(WAIT_SECONDS)
+        assert not caplog.records
+        engine.submit(piece("other", 500), PREFILL, pin="name").result(WAIT_SECONDS)
+        assert engine.statistics().num_pinned_prefixes == 1
+    (told,) = caplog.records
+    assert "The pin 'name' holds other tokens; 500 more were not pinned" in told.getMessage()
+
+
 def test_restoring_is_left_when_computing_is_quicker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
